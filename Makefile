@@ -1,0 +1,28 @@
+# The commands of the README. Each installs what is missing, builds, and does its one thing.
+BUILD ?= build
+JOBS  ?= $(shell nproc)
+
+.PHONY: run test build cuda clean
+run: build
+	@tools/demo.sh $(BUILD)/kdtree
+
+build: $(BUILD)/.deps
+	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDT_CUDA=OFF --log-level=WARNING
+	@cmake --build $(BUILD) -j $(JOBS) --target kdtree
+
+test: $(BUILD)/.deps $(BUILD)/.venv
+	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDT_CUDA=OFF --log-level=WARNING
+	@cmake --build $(BUILD) -j $(JOBS)
+	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+	@$(BUILD)/.venv/bin/python -m pytest -q python/tests
+
+$(BUILD)/.deps: tools/install_deps.sh
+	@tools/install_deps.sh
+	@mkdir -p $(BUILD) && touch $@
+
+$(BUILD)/.venv: python/requirements.txt
+	@tools/make_venv.sh $(BUILD)/.venv
+	@touch $@
+
+clean:
+	rm -rf $(BUILD)
