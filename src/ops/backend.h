@@ -1,0 +1,64 @@
+// A backend: one table of function pointers that implements every op on one kind of memory.
+// Callers use the free functions of the op headers (linear(backend, params), ...), which check the
+// arguments once and then call through the table. Backends assume checked arguments.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "ops/draft_attention.h"
+#include "ops/draft_topk.h"
+#include "ops/embedding.h"
+#include "ops/kv_commit.h"
+#include "ops/linear.h"
+#include "ops/lse_merge.h"
+#include "ops/moe.h"
+#include "ops/rms_norm.h"
+#include "ops/rope.h"
+#include "ops/silu_mul.h"
+#include "ops/tree_accept.h"
+#include "ops/tree_build.h"
+#include "ops/verify_attention.h"
+
+namespace kdt {
+
+struct Backend {
+  const char* name = nullptr;  // "cpu", "cuda"
+
+  // Memory of the backend: 64-byte aligned, zero-filled, pages touched only when used. allocate
+  // throws kOutOfResources naming the size.
+  void* (*allocate)(size_t bytes) = nullptr;
+  void (*deallocate)(void* data, size_t bytes) = nullptr;
+  void (*copy_in)(void* device, const void* host, size_t bytes, Stream stream) = nullptr;
+  void (*copy_out)(void* host, const void* device, size_t bytes, Stream stream) = nullptr;
+  void (*synchronize)(Stream stream) = nullptr;
+
+  LinearWeight (*pack_linear)(std::span<const LinearSource> groups) = nullptr;
+  void (*linear)(const LinearParams&, Stream) = nullptr;
+  void (*embedding)(const EmbeddingParams&, Stream) = nullptr;
+  void (*rms_norm)(const RmsNormParams&, Stream) = nullptr;
+  void (*rope)(const RopeParams&, Stream) = nullptr;
+  void (*silu_mul)(const SiluMulParams&, Stream) = nullptr;
+  void (*moe_route)(const MoeRouteParams&, Stream) = nullptr;
+  size_t (*moe_experts_workspace)(const MoeExpertsParams&) = nullptr;
+  void (*moe_experts)(const MoeExpertsParams&, Stream) = nullptr;
+  size_t (*verify_attention_workspace)(const VerifyAttentionParams&) = nullptr;
+  void (*verify_attention)(const VerifyAttentionParams&, Stream) = nullptr;
+  void (*lse_merge)(const LseMergeParams&, Stream) = nullptr;
+  size_t (*draft_attention_workspace)(const DraftAttentionParams&) = nullptr;
+  void (*draft_attention)(const DraftAttentionParams&, Stream) = nullptr;
+  size_t (*draft_topk_workspace)(const DraftTopkParams&) = nullptr;
+  void (*draft_topk)(const DraftTopkParams&, Stream) = nullptr;
+  size_t (*tree_build_workspace)(const TreeBuildParams&) = nullptr;
+  void (*tree_build)(const TreeBuildParams&, Stream) = nullptr;
+  size_t (*tree_accept_workspace)(const TreeAcceptParams&) = nullptr;
+  void (*tree_accept)(const TreeAcceptParams&, Stream) = nullptr;
+  void (*kv_commit)(const KvCommitParams&, Stream) = nullptr;
+};
+
+// The backends of this build. The CPU backend always exists; the CUDA backend is null when the
+// build or the machine has no CUDA.
+const Backend& cpu_backend();
+const Backend* cuda_backend();
+
+}  // namespace kdt

@@ -1,0 +1,46 @@
+// verify_attention: absorbed MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1) of tree nodes over a
+// paged prefix and the tree's own tail.
+//
+//   s   = scale * (q[:latent] . c_kv + q[latent:] . k_pe)         over the visible keys
+//   out = softmax(s) c_kv,   lse = log sum exp(s)  (natural log)
+//
+// Node i of request b sees the whole prefix [0, prefix_len[b]) and those tail rows j whose bit is
+// set in its ancestor words: its ancestors and itself, nothing else (DDTree, arXiv 2604.12989).
+// With `ancestors` null the tail is a causal chain: node i sees tail rows 0 .. i.
+// A row that sees nothing gives out = 0, lse = -inf.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "ops/row_batch.h"
+
+namespace kdt {
+
+struct Backend;
+
+struct VerifyAttentionParams {
+  RowBatch rows;
+  const void* q = nullptr;              // [R, H, latent + rope], `q_dtype`
+  const void* kv_pages = nullptr;       // [n_pages, 64, latent + rope], `kv_dtype`
+  const void* tail = nullptr;           // [R, latent + rope], `kv_dtype`: row_offset[b] + node id
+  const uint64_t* ancestors = nullptr;  // [R, n_words], bit j % 64 of word j / 64 = node j visible
+  void* out = nullptr;                  // [R, H, latent], `out_dtype`; padding rows untouched
+  float* lse = nullptr;                 // [R, H]
+  int32_t n_words = 0;                  // W = ceil(N / 64)
+  int32_t n_heads = 0;                  // H
+  int32_t n_pages = 0;                  // for the argument check of block tables in tests
+  int32_t latent_dim = 512;             // kv_lora_rank
+  int32_t rope_dim = 64;                // qk_rope_head_dim
+  float scale = 0.0f;
+  DType q_dtype = DType::kF32;   // f32, bf16, f16
+  DType kv_dtype = DType::kF32;  // f32, bf16, f16
+  DType out_dtype = DType::kF32;
+  Workspace workspace;
+};
+
+void check(const VerifyAttentionParams& p);
+size_t verify_attention_workspace(const Backend& backend, const VerifyAttentionParams& largest);
+void verify_attention(const Backend& backend, const VerifyAttentionParams& p, Stream stream = {});
+
+}  // namespace kdt
