@@ -31,6 +31,7 @@ struct Backend {
   void (*deallocate)(void* data, size_t bytes) = nullptr;
   void (*copy_in)(void* device, const void* host, size_t bytes, Stream stream) = nullptr;
   void (*copy_out)(void* host, const void* device, size_t bytes, Stream stream) = nullptr;
+  void (*copy)(void* to, const void* from, size_t bytes, Stream stream) = nullptr;  // within
   void (*synchronize)(Stream stream) = nullptr;
 
   LinearWeight (*pack_linear)(std::span<const LinearSource> groups) = nullptr;

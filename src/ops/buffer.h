@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "ops/backend.h"
 
@@ -42,6 +43,34 @@ class Buffer {
   const Backend* backend_ = nullptr;
   T* data_ = nullptr;
   size_t count_ = 0;
+};
+
+// Small arrays that the host fills or reads: a host vector and its copy in backend memory.
+template <typename T>
+class Mirror {
+ public:
+  Mirror() = default;
+  Mirror(const Backend& backend, size_t count)
+      : backend_(&backend), host_(count), device_(backend, count) {}
+
+  T& operator[](size_t i) { return host_[i]; }
+  const T& operator[](size_t i) const { return host_[i]; }
+  T* host() { return host_.data(); }
+  T* device() { return device_.data(); }
+  size_t size() const { return host_.size(); }
+
+  // Host to device, and back, of the first `count` elements.
+  void upload(size_t count, Stream stream = {}) {
+    backend_->copy_in(device_.data(), host_.data(), count * sizeof(T), stream);
+  }
+  void download(size_t count, Stream stream = {}) {
+    backend_->copy_out(host_.data(), device_.data(), count * sizeof(T), stream);
+  }
+
+ private:
+  const Backend* backend_ = nullptr;
+  std::vector<T> host_;
+  Buffer<T> device_;
 };
 
 }  // namespace kdt
