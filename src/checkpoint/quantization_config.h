@@ -1,0 +1,12 @@
+// quantization_config of a target config.json. Internal to src/checkpoint.
+#pragma once
+
+#include "checkpoint/config.h"
+#include "checkpoint/json_reader.h"
+
+namespace kdt::checkpoint {
+
+// kUnsupported for every scheme except compressed-tensors INT4 groups and FP8 128x128 blocks.
+QuantizationConfig parse_quantization(const JsonObject& quantization);
+
+}  // namespace kdt::checkpoint
