@@ -1,0 +1,177 @@
+#include "model/weight_loader.h"
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace kdt::model {
+namespace {
+
+using checkpoint::LinearFormat;
+using checkpoint::TensorView;
+
+WeightFormat dense_format(DType dtype) {
+  return dtype == DType::kF32   ? WeightFormat::kF32
+         : dtype == DType::kF16 ? WeightFormat::kF16
+                                : WeightFormat::kBF16;
+}
+
+LinearSource to_op_source(const checkpoint::LinearSource& s) {
+  LinearSource op{.out_features = s.out_features,
+                  .in_features = s.in_features,
+                  .data = s.weight,
+                  .scale = s.scales,
+                  .scale_dtype = s.scale_dtype};
+  switch (s.format) {
+    case LinearFormat::kDense:
+      op.format = dense_format(s.dtype);
+      break;
+    case LinearFormat::kInt4Pack:
+      op.format = WeightFormat::kInt4Group;
+      op.group_size = static_cast<int32_t>(s.block);
+      break;
+    case LinearFormat::kFp8Block:
+      op.format = WeightFormat::kFp8Block;
+      op.block_size = static_cast<int32_t>(s.block);
+      break;
+  }
+  return op;
+}
+
+// Whether any of n codes has all bits of `exponent` set: infinity or NaN.
+template <typename Code>
+bool any_special(const uint8_t* data, size_t n, Code exponent) {
+  bool found = false;
+  for (size_t i = 0; i < n; ++i) {
+    Code code;
+    std::memcpy(&code, data + i * sizeof(Code), sizeof(Code));
+    found |= (code & exponent) == exponent;
+  }
+  return found;
+}
+
+bool has_non_finite(const TensorView& t) {
+  const size_t n = static_cast<size_t>(t.numel());
+  switch (t.dtype) {
+    case DType::kF32: return any_special<uint32_t>(t.data.data(), n, 0x7f800000u);
+    case DType::kF16: return any_special<uint16_t>(t.data.data(), n, 0x7c00);
+    case DType::kBF16: return any_special<uint16_t>(t.data.data(), n, 0x7f80);
+    case DType::kF8E4M3: return any_special<uint8_t>(t.data.data(), n, 0x7f);
+    default: return false;
+  }
+}
+
+}  // namespace
+
+WeightLoader::WeightLoader(const Backend& backend, const checkpoint::Checkpoint& checkpoint,
+                           const checkpoint::QuantizationConfig& quantization,
+                           LoadProgress progress)
+    : backend_(backend),
+      checkpoint_(checkpoint),
+      quantization_(quantization),
+      progress_(std::move(progress)) {
+  for (const TensorView* tensor : checkpoint.tensors()) bytes_total_ += tensor->data.size();
+}
+
+Linear WeightLoader::linear(const std::string& module, int64_t out_features, int64_t in_features) {
+  return grouped(std::span(&module, 1), out_features, in_features);
+}
+
+Linear WeightLoader::grouped(std::span<const std::string> modules, int64_t out_features,
+                             int64_t in_features) {
+  std::vector<checkpoint::LinearSource> loaded;
+  std::vector<LinearSource> sources;
+  for (const std::string& module : modules) {
+    loaded.push_back(checkpoint::load_linear(checkpoint_, quantization_, module, out_features,
+                                             in_features));
+    sources.push_back(to_op_source(loaded.back()));
+  }
+  Linear packed = pack(sources);
+  for (const checkpoint::LinearSource& source : loaded) done(source);
+  return packed;
+}
+
+void WeightLoader::kv_b(const std::string& module, const checkpoint::TargetConfig& config,
+                        Linear* w_uk, Linear* w_uv) {
+  const int64_t heads = config.n_heads, latent = config.kv_lora_rank;
+  const int64_t nope = config.qk_nope_head_dim, v = config.v_head_dim;
+  const checkpoint::LinearSource source = checkpoint::load_linear(
+      checkpoint_, quantization_, module, heads * (nope + v), latent);
+  // bf16 stays bf16 (the transpose is exact); anything else becomes fp32.
+  const bool narrow = source.format == LinearFormat::kDense && source.dtype == DType::kBF16;
+  const size_t element = narrow ? 2 : 4;
+  const auto put = [&](std::vector<uint8_t>& to, int64_t index, float value) {
+    const uint16_t code = f32_to_bf16(value);
+    std::memcpy(to.data() + index * element, narrow ? static_cast<const void*>(&code) : &value,
+                element);
+  };
+
+  std::vector<float> rows((nope + v) * latent);
+  std::vector<uint8_t> uk(heads * latent * nope * element), uv(heads * v * latent * element);
+  for (int64_t h = 0; h < heads; ++h) {
+    checkpoint::dequantize_rows(source, h * (nope + v), nope + v, rows.data());
+    for (int64_t c = 0; c < latent; ++c)
+      for (int64_t d = 0; d < nope; ++d) put(uk, (h * latent + c) * nope + d, rows[d * latent + c]);
+    for (int64_t d = 0; d < v; ++d)
+      for (int64_t c = 0; c < latent; ++c)
+        put(uv, (h * v + d) * latent + c, rows[(nope + d) * latent + c]);
+  }
+
+  std::vector<LinearSource> uk_heads, uv_heads;
+  const WeightFormat format = narrow ? WeightFormat::kBF16 : WeightFormat::kF32;
+  for (int64_t h = 0; h < heads; ++h) {
+    uk_heads.push_back({.format = format,
+                        .out_features = latent,
+                        .in_features = nope,
+                        .data = uk.data() + h * latent * nope * element});
+    uv_heads.push_back({.format = format,
+                        .out_features = v,
+                        .in_features = latent,
+                        .data = uv.data() + h * v * latent * element});
+  }
+  *w_uk = pack(uk_heads);
+  *w_uv = pack(uv_heads);
+  done(source);
+}
+
+Buffer<float> WeightLoader::vector(const std::string& name, int64_t n) {
+  const TensorView& tensor =
+      checkpoint_.get(name, {n}, {DType::kF32, DType::kBF16, DType::kF16});
+  std::vector<float> host(n);
+  checkpoint::read_f32(tensor, host.data());
+  Buffer<float> device(backend_, n);
+  backend_.copy_in(device.data(), host.data(), n * sizeof(float), {});
+  done(tensor);
+  return device;
+}
+
+Buffer<uint8_t> WeightLoader::table(const std::string& name, int64_t rows, int64_t columns,
+                                    DType* dtype) {
+  const TensorView& tensor =
+      checkpoint_.get(name, {rows, columns}, {DType::kF32, DType::kBF16, DType::kF16});
+  Buffer<uint8_t> device(backend_, tensor.data.size());
+  backend_.copy_in(device.data(), tensor.data.data(), tensor.data.size(), {});
+  *dtype = tensor.dtype;
+  done(tensor);
+  return device;
+}
+
+Linear WeightLoader::pack(std::span<const LinearSource> groups) {
+  return Linear(backend_, pack_linear(backend_, groups));
+}
+
+void WeightLoader::done(const TensorView& tensor) {
+  if (has_non_finite(tensor))
+    throw_error(ErrorCode::kBadFile, "{}: tensor {} holds NaN or infinity; the checkpoint is damaged",
+                tensor.file ? tensor.file->path() : checkpoint_.dir(), tensor.name);
+  checkpoint::release(tensor);
+  bytes_done_ += tensor.data.size();
+  if (progress_) progress_(bytes_done_, bytes_total_);
+}
+
+void WeightLoader::done(const checkpoint::LinearSource& source) {
+  done(*source.weight_tensor);
+  if (source.scale_tensor) done(*source.scale_tensor);
+}
+
+}  // namespace kdt::model

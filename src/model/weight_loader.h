@@ -1,0 +1,84 @@
+// From checkpoint tensors to backend weights: the one bridge between src/checkpoint and the ops.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/config.h"
+#include "checkpoint/linear_source.h"
+#include "ops/backend.h"
+#include "ops/buffer.h"
+
+namespace kdt::model {
+
+// Called as weights are packed: bytes done, bytes in all.
+using LoadProgress = std::function<void(size_t done, size_t total)>;
+
+// A LinearWeight that frees itself.
+class Linear {
+ public:
+  Linear() = default;
+  Linear(const Backend& backend, LinearWeight weight) : backend_(&backend), weight_(weight) {}
+  ~Linear() {
+    if (weight_.data) backend_->deallocate(weight_.data, weight_.bytes);
+  }
+  Linear(Linear&& other) noexcept { swap(other); }
+  Linear& operator=(Linear&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  Linear(const Linear&) = delete;
+  Linear& operator=(const Linear&) = delete;
+
+  explicit operator bool() const { return weight_.data != nullptr; }
+  const LinearWeight* get() const { return &weight_; }
+
+ private:
+  void swap(Linear& other) {
+    std::swap(backend_, other.backend_);
+    std::swap(weight_, other.weight_);
+  }
+
+  const Backend* backend_ = nullptr;
+  LinearWeight weight_;
+};
+
+// Loads one model's tensors; drops the mapped pages of each once it is packed, so that a weight is
+// resident once. Not thread-safe.
+class WeightLoader {
+ public:
+  WeightLoader(const Backend& backend, const checkpoint::Checkpoint& checkpoint,
+               const checkpoint::QuantizationConfig& quantization, LoadProgress progress);
+
+  // `module` without ".weight"; throws what checkpoint::load_linear throws. Non-finite weights
+  // throw kBadFile naming the tensor.
+  Linear linear(const std::string& module, int64_t out_features, int64_t in_features);
+  // One LinearWeight of many modules of one shape: the experts of a layer.
+  Linear grouped(std::span<const std::string> modules, int64_t out_features, int64_t in_features);
+  // kv_b_proj [heads * (nope + v), latent], split for absorbed attention: w_uk maps q_nope to the
+  // latent (per head [latent, nope]), w_uv maps the latent to v (per head [v, latent]).
+  void kv_b(const std::string& module, const checkpoint::TargetConfig& config, Linear* w_uk,
+            Linear* w_uv);
+  // A vector as fp32.
+  Buffer<float> vector(const std::string& name, int64_t n);
+  // A dense matrix in its own type, row major: the embedding table.
+  Buffer<uint8_t> table(const std::string& name, int64_t rows, int64_t columns, DType* dtype);
+
+ private:
+  Linear pack(std::span<const LinearSource> groups);
+  // Refuses NaN and infinities, then counts the tensor as loaded and drops its pages.
+  void done(const checkpoint::TensorView& tensor);
+  void done(const checkpoint::LinearSource& source);
+
+  const Backend& backend_;
+  const checkpoint::Checkpoint& checkpoint_;
+  const checkpoint::QuantizationConfig& quantization_;
+  LoadProgress progress_;
+  size_t bytes_done_ = 0;
+  size_t bytes_total_ = 0;
+};
+
+}  // namespace kdt::model
