@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "checkpoint/rope.h"
+#include "model/layers.h"
 
 namespace kdt::model {
 namespace {
@@ -16,7 +17,9 @@ constexpr float kLoraNormEps = 1e-6f;
 
 TargetModel::TargetModel(const Backend& backend, const std::string& dir,
                          std::vector<int64_t> capture, LoadProgress progress)
-    : backend_(backend), config_(checkpoint::load_target_config(dir)), capture_(std::move(capture)) {
+    : backend_(backend),
+      config_(checkpoint::load_target_config(dir)),
+      capture_(std::move(capture)) {
   const checkpoint::Checkpoint checkpoint(dir);
   weights_ = load_target_weights(backend, checkpoint, config_, std::move(progress));
   scale_ = checkpoint::attention_scale(config_);
@@ -112,27 +115,6 @@ void TargetModel::attention(const TargetLayer& layer, int64_t index, const Targe
   const int64_t latent = c.kv_lora_rank, q_head = nope + rope_dim, width = kv_width();
   const int64_t q_row = heads * q_head;
   float* tail = tail_.data() + index * max_rows_ * width;
-  const auto project = [&](const Linear& weight, const float* x, int64_t x_stride, float* y,
-                           int64_t y_stride, bool accumulate = false) {
-    linear(backend_, {.x = x,
-                      .y = y,
-                      .weight = weight.get(),
-                      .n_rows = n_rows,
-                      .x_row_stride = x_stride,
-                      .y_row_stride = y_stride,
-                      .accumulate = accumulate});
-  };
-  const auto norm = [&](const float* x, int64_t x_stride, const Buffer<float>& weight, float* y,
-                        int64_t y_stride, float eps) {
-    rms_norm(backend_, {.x = x,
-                        .weight = weight.data(),
-                        .y = y,
-                        .n_rows = n_rows,
-                        .dim = static_cast<int32_t>(weight.size()),
-                        .x_row_stride = x_stride,
-                        .y_row_stride = y_stride,
-                        .eps = eps});
-  };
   RopeParams rotation{.positions = batch.positions,
                       .inv_freq = weights_.inv_freq.data(),
                       .n_rows = n_rows,
@@ -140,17 +122,19 @@ void TargetModel::attention(const TargetLayer& layer, int64_t index, const Targe
                       .amplitude = rope_amplitude_,
                       .interleaved = true};
 
-  norm(x_.data(), c.hidden_size, layer.input_norm, norm_.data(), c.hidden_size, c.rms_norm_eps);
+  norm_rows(backend_, layer.input_norm, x_.data(), c.hidden_size, norm_.data(), c.hidden_size,
+            n_rows, c.rms_norm_eps);
   if (c.q_lora_rank > 0) {
-    project(layer.q_a, norm_.data(), c.hidden_size, q_a_.data(), c.q_lora_rank);
-    norm(q_a_.data(), c.q_lora_rank, layer.q_a_norm, q_a_.data(), c.q_lora_rank, kLoraNormEps);
-    project(layer.q_b, q_a_.data(), c.q_lora_rank, q_.data(), q_row);
+    project(backend_, layer.q_a, norm_.data(), c.hidden_size, q_a_.data(), c.q_lora_rank, n_rows);
+    norm_rows(backend_, layer.q_a_norm, q_a_.data(), c.q_lora_rank, q_a_.data(), c.q_lora_rank,
+              n_rows, kLoraNormEps);
+    project(backend_, layer.q_b, q_a_.data(), c.q_lora_rank, q_.data(), q_row, n_rows);
   } else {
-    project(layer.q_b, norm_.data(), c.hidden_size, q_.data(), q_row);
+    project(backend_, layer.q_b, norm_.data(), c.hidden_size, q_.data(), q_row, n_rows);
   }
 
-  project(layer.kv_a, norm_.data(), c.hidden_size, tail, width);
-  norm(tail, width, layer.kv_a_norm, tail, width, kLoraNormEps);
+  project(backend_, layer.kv_a, norm_.data(), c.hidden_size, tail, width, n_rows);
+  norm_rows(backend_, layer.kv_a_norm, tail, width, tail, width, n_rows, kLoraNormEps);
   rotation.x = rotation.y = tail + latent;
   rotation.n_heads = 1;
   rotation.x_row_stride = rotation.y_row_stride = width;
@@ -198,44 +182,29 @@ void TargetModel::attention(const TargetLayer& layer, int64_t index, const Targe
                     .x_group_stride = latent,
                     .y_row_stride = heads * c.v_head_dim,
                     .y_group_stride = c.v_head_dim});
-  project(layer.o, values_.data(), heads * c.v_head_dim, x_.data(), c.hidden_size, true);
+  project(backend_, layer.o, values_.data(), heads * c.v_head_dim, x_.data(), c.hidden_size, n_rows,
+          true);
 }
 
 // x += mlp(norm(x)): dense, or shared experts + routed experts.
 void TargetModel::ffn(const TargetLayer& layer, int32_t n_rows) {
   const auto& c = config_;
   const int64_t hidden = c.hidden_size, intermediate = layer.intermediate;
-  const auto project = [&](const Linear& weight, const float* x, int64_t x_stride, float* y,
-                           int64_t y_stride, bool accumulate = false) {
-    linear(backend_, {.x = x,
-                      .y = y,
-                      .weight = weight.get(),
-                      .n_rows = n_rows,
-                      .x_row_stride = x_stride,
-                      .y_row_stride = y_stride,
-                      .accumulate = accumulate});
-  };
-  rms_norm(backend_, {.x = x_.data(),
-                      .weight = layer.post_norm.data(),
-                      .y = norm_.data(),
-                      .n_rows = n_rows,
-                      .dim = static_cast<int32_t>(hidden),
-                      .x_row_stride = hidden,
-                      .y_row_stride = hidden,
-                      .eps = c.rms_norm_eps});
+  norm_rows(backend_, layer.post_norm, x_.data(), hidden, norm_.data(), hidden, n_rows,
+            c.rms_norm_eps);
   if (intermediate > 0) {
-    project(layer.gate, norm_.data(), hidden, gate_.data(), intermediate);
-    project(layer.up, norm_.data(), hidden, up_.data(), intermediate);
-    silu_mul(backend_, {.gate = gate_.data(),
-                        .up = up_.data(),
-                        .y = gate_.data(),
-                        .n = n_rows * intermediate});
-    project(layer.down, gate_.data(), intermediate, x_.data(), hidden, true);
+    project(backend_, layer.gate, norm_.data(), hidden, gate_.data(), intermediate, n_rows);
+    project(backend_, layer.up, norm_.data(), hidden, up_.data(), intermediate, n_rows);
+    silu_mul(
+        backend_,
+        {.gate = gate_.data(), .up = up_.data(), .y = gate_.data(), .n = n_rows * intermediate});
+    project(backend_, layer.down, gate_.data(), intermediate, x_.data(), hidden, n_rows, true);
   }
   if (!layer.is_moe) return;
 
   const int32_t n_selected = static_cast<int32_t>(c.n_experts_per_tok);
-  project(layer.router, norm_.data(), hidden, router_logits_.data(), c.n_routed_experts);
+  project(backend_, layer.router, norm_.data(), hidden, router_logits_.data(), c.n_routed_experts,
+          n_rows);
   moe_route(backend_, {.logits = router_logits_.data(),
                        .bias = layer.router_bias.data(),
                        .ids = router_ids_.data(),
@@ -261,20 +230,10 @@ void TargetModel::ffn(const TargetLayer& layer, int32_t n_rows) {
 
 void TargetModel::compute_logits(int32_t first_row, int32_t n_rows, int32_t to_row) {
   const int64_t hidden = config_.hidden_size;
-  rms_norm(backend_, {.x = x_.data() + first_row * hidden,
-                      .weight = weights_.norm.data(),
-                      .y = head_norm_.data(),
-                      .n_rows = n_rows,
-                      .dim = static_cast<int32_t>(hidden),
-                      .x_row_stride = hidden,
-                      .y_row_stride = hidden,
-                      .eps = config_.rms_norm_eps});
-  linear(backend_, {.x = head_norm_.data(),
-                    .y = logits_.data() + static_cast<int64_t>(to_row) * config_.vocab_size,
-                    .weight = weights_.lm_head.get(),
-                    .n_rows = n_rows,
-                    .x_row_stride = hidden,
-                    .y_row_stride = config_.vocab_size});
+  norm_rows(backend_, weights_.norm, x_.data() + first_row * hidden, hidden, head_norm_.data(),
+            hidden, n_rows, config_.rms_norm_eps);
+  float* to = logits_.data() + static_cast<int64_t>(to_row) * config_.vocab_size;
+  project(backend_, weights_.lm_head, head_norm_.data(), hidden, to, config_.vocab_size, n_rows);
 }
 
 }  // namespace kdt::model

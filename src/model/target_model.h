@@ -34,8 +34,8 @@ class TargetModel {
 
   const checkpoint::TargetConfig& config() const { return config_; }
   const TargetWeights& weights() const { return weights_; }
-  int32_t kv_width() const;            // floats per token and layer: kv_lora_rank + rope
-  size_t kv_bytes_per_token() const;   // over all layers
+  int32_t kv_width() const;           // floats per token and layer: kv_lora_rank + rope
+  size_t kv_bytes_per_token() const;  // over all layers
 
   // Allocates scratch for forward passes of up to `max_rows` rows and logits of `max_logit_rows`.
   void plan(int32_t max_rows, int32_t max_logit_rows, int32_t max_requests);

@@ -26,8 +26,8 @@ void load_attention(WeightLoader& loader, const TargetConfig& c, const std::stri
   layer->o = loader.linear(prefix + "o_proj", c.hidden_size, c.n_heads * c.v_head_dim);
 }
 
-void load_ffn(WeightLoader& loader, const std::string& prefix, int64_t hidden,
-              int64_t intermediate, TargetLayer* layer) {
+void load_ffn(WeightLoader& loader, const std::string& prefix, int64_t hidden, int64_t intermediate,
+              TargetLayer* layer) {
   layer->intermediate = intermediate;
   if (intermediate == 0) return;
   layer->gate = loader.linear(prefix + "gate_proj", intermediate, hidden);
@@ -76,8 +76,8 @@ TargetWeights load_target_weights(const Backend& backend, const checkpoint::Chec
   TargetWeights weights;
   weights.lm_head = loader.linear(c.tie_word_embeddings ? embedding : c.weight_prefix + "lm_head",
                                   c.vocab_size, c.hidden_size);
-  weights.embedding = loader.table(embedding + ".weight", c.vocab_size, c.hidden_size,
-                                   &weights.embedding_dtype);
+  weights.embedding =
+      loader.table(embedding + ".weight", c.vocab_size, c.hidden_size, &weights.embedding_dtype);
   weights.norm = loader.vector(model + "norm.weight", c.hidden_size);
   for (int64_t i = 0; i < c.n_layers; ++i) weights.layers.push_back(load_layer(loader, c, i));
 

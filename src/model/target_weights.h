@@ -28,8 +28,8 @@ struct TargetLayer {
 
   // MoE layers only.
   bool is_moe = false;
-  Linear router;             // [E, D]
-  Buffer<float> router_bias; // [E]
+  Linear router;                               // [E, D]
+  Buffer<float> router_bias;                   // [E]
   Linear expert_gate, expert_up, expert_down;  // E x [moe, D], E x [moe, D], E x [D, moe]
 };
 
@@ -37,9 +37,9 @@ struct TargetWeights {
   DType embedding_dtype = DType::kBF16;
   Buffer<uint8_t> embedding;  // [vocab, D]
   std::vector<TargetLayer> layers;
-  Buffer<float> norm;         // [D]
-  Linear lm_head;             // [vocab, D]
-  Buffer<float> inv_freq;     // [R / 2]
+  Buffer<float> norm;      // [D]
+  Linear lm_head;          // [vocab, D]
+  Buffer<float> inv_freq;  // [R / 2]
 };
 
 // Throws the checkpoint's errors: tensor, expected and found.

@@ -53,11 +53,16 @@ bool any_special(const uint8_t* data, size_t n, Code exponent) {
 bool has_non_finite(const TensorView& t) {
   const size_t n = static_cast<size_t>(t.numel());
   switch (t.dtype) {
-    case DType::kF32: return any_special<uint32_t>(t.data.data(), n, 0x7f800000u);
-    case DType::kF16: return any_special<uint16_t>(t.data.data(), n, 0x7c00);
-    case DType::kBF16: return any_special<uint16_t>(t.data.data(), n, 0x7f80);
-    case DType::kF8E4M3: return any_special<uint8_t>(t.data.data(), n, 0x7f);
-    default: return false;
+    case DType::kF32:
+      return any_special<uint32_t>(t.data.data(), n, 0x7f800000u);
+    case DType::kF16:
+      return any_special<uint16_t>(t.data.data(), n, 0x7c00);
+    case DType::kBF16:
+      return any_special<uint16_t>(t.data.data(), n, 0x7f80);
+    case DType::kF8E4M3:
+      return any_special<uint8_t>(t.data.data(), n, 0x7f);
+    default:
+      return false;
   }
 }
 
@@ -82,8 +87,8 @@ Linear WeightLoader::grouped(std::span<const std::string> modules, int64_t out_f
   std::vector<checkpoint::LinearSource> loaded;
   std::vector<LinearSource> sources;
   for (const std::string& module : modules) {
-    loaded.push_back(checkpoint::load_linear(checkpoint_, quantization_, module, out_features,
-                                             in_features));
+    loaded.push_back(
+        checkpoint::load_linear(checkpoint_, quantization_, module, out_features, in_features));
     sources.push_back(to_op_source(loaded.back()));
   }
   Linear packed = pack(sources);
@@ -95,8 +100,8 @@ void WeightLoader::kv_b(const std::string& module, const checkpoint::TargetConfi
                         Linear* w_uk, Linear* w_uv) {
   const int64_t heads = config.n_heads, latent = config.kv_lora_rank;
   const int64_t nope = config.qk_nope_head_dim, v = config.v_head_dim;
-  const checkpoint::LinearSource source = checkpoint::load_linear(
-      checkpoint_, quantization_, module, heads * (nope + v), latent);
+  const checkpoint::LinearSource source =
+      checkpoint::load_linear(checkpoint_, quantization_, module, heads * (nope + v), latent);
   // bf16 stays bf16 (the transpose is exact); anything else becomes fp32.
   const bool narrow = source.format == LinearFormat::kDense && source.dtype == DType::kBF16;
   const size_t element = narrow ? 2 : 4;
@@ -135,8 +140,7 @@ void WeightLoader::kv_b(const std::string& module, const checkpoint::TargetConfi
 }
 
 Buffer<float> WeightLoader::vector(const std::string& name, int64_t n) {
-  const TensorView& tensor =
-      checkpoint_.get(name, {n}, {DType::kF32, DType::kBF16, DType::kF16});
+  const TensorView& tensor = checkpoint_.get(name, {n}, {DType::kF32, DType::kBF16, DType::kF16});
   std::vector<float> host(n);
   checkpoint::read_f32(tensor, host.data());
   Buffer<float> device(backend_, n);
@@ -162,7 +166,8 @@ Linear WeightLoader::pack(std::span<const LinearSource> groups) {
 
 void WeightLoader::done(const TensorView& tensor) {
   if (has_non_finite(tensor))
-    throw_error(ErrorCode::kBadFile, "{}: tensor {} holds NaN or infinity; the checkpoint is damaged",
+    throw_error(ErrorCode::kBadFile,
+                "{}: tensor {} holds NaN or infinity; the checkpoint is damaged",
                 tensor.file ? tensor.file->path() : checkpoint_.dir(), tensor.name);
   checkpoint::release(tensor);
   bytes_done_ += tensor.data.size();
