@@ -16,10 +16,9 @@ def main():
     if unknown:
         parser.error(f"no generator for {', '.join(sorted(unknown))}; there are {', '.join(MODULES)}")
     args.out.mkdir(parents=True, exist_ok=True)
-    for case in all_cases(args.op):
-        if case.committed or args.large:
-            path = case.write(args.out)
-            print(f"{path.stat().st_size:>9} {path}")
+    for case in all_cases(args.op, args.large):
+        path = case.write(args.out)
+        print(f"{path.stat().st_size:>9} {path}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ class Case:
     inputs: dict            # name -> ndarray, kdtr.Tensor or Seeded
     outputs: dict           # name -> ndarray
     note: str = ""          # what the case is for
-    committed: bool = True  # False: too large for the repository, made on demand
 
     @property
     def file_name(self):

@@ -1,10 +1,13 @@
 """Which generators exist."""
-from kdtree.golden import draft_topk, tree_build
+from kdtree.golden import draft_topk, tree_build, verify_attention
 
-MODULES = {module.__name__.rsplit(".", 1)[-1]: module for module in (draft_topk, tree_build)}
+MODULES = {module.__name__.rsplit(".", 1)[-1]: module for module in (draft_topk, tree_build,
+                                                                        verify_attention)}
 
 
-def all_cases(ops=None):
-    """Every case of the named ops (default: all), committed or not."""
+def all_cases(ops=None, large=False):
+    """The cases of the named ops (default: all); with `large` also those too big for the repository."""
     for op in MODULES if not ops else ops:
         yield from MODULES[op].cases()
+        if large and hasattr(MODULES[op], "large_cases"):
+            yield from MODULES[op].large_cases()

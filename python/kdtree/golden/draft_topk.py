@@ -8,7 +8,7 @@ from kdtree.golden.drafts import draft_logits
 from kdtree.ref.draft_topk import draft_topk
 
 
-def case(name, seed, logits, k, note, committed=True):
+def case(name, seed, logits, k, note):
     """logits: [B, L, V] bf16, f16 or f32, stored or seeded."""
     parts = {"logp": [], "ids": [], "log_z": [], "status": []}
     for request in values(logits):
@@ -22,7 +22,7 @@ def case(name, seed, logits, k, note, committed=True):
         for field, value in zip(parts, (logp, ids, log_z, np.int32(status))):
             parts[field].append(value)
     outputs = {field: np.stack(value) for field, value in parts.items()}
-    return Case("draft_topk", name, seed, {"logits": logits, "k": i32(k)}, outputs, note, committed)
+    return Case("draft_topk", name, seed, {"logits": logits, "k": i32(k)}, outputs, note)
 
 
 def cases():
@@ -41,5 +41,8 @@ def cases():
     yield case("tiny_vocab", 2070, seeded.Seeded(2070, (1, 15, 4096), 3.0), 64, "a whole small vocabulary")
     yield case("k1024", 2080, seeded.Seeded(2080, (1, 2, 4096), 3.0), 1024, "the largest K")
     yield case("real_vocab", 2090, seeded.Seeded(2090, (1, 3, 163840), 2.0), 64, "Kimi's vocabulary")
+
+
+def large_cases():
     yield case("real_batch", 2100, seeded.Seeded(2100, (4, 15, 163840), 2.0), 64,
-               "a whole draft of Kimi's vocabulary", committed=False)
+               "a whole draft of Kimi's vocabulary")
