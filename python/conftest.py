@@ -1,5 +1,4 @@
 """Makes `python/` the import root, so that `python -m pytest python/tests` works from anywhere."""
-
 import pathlib
 import sys
 

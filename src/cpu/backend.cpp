@@ -25,6 +25,14 @@ const Backend& cpu_backend() {
       .copy_out = cpu::copy,
       .copy = cpu::copy,
       .synchronize = cpu::synchronize,
+      .lse_merge = cpu::lse_merge,
+      .draft_topk_workspace = cpu::draft_topk_workspace,
+      .draft_topk = cpu::draft_topk,
+      .tree_build_workspace = cpu::tree_build_workspace,
+      .tree_build = cpu::tree_build,
+      .tree_accept_workspace = cpu::tree_accept_workspace,
+      .tree_accept = cpu::tree_accept,
+      .kv_commit = cpu::kv_commit,
   };
   return kBackend;
 }

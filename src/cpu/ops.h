@@ -9,4 +9,13 @@ namespace kdt::cpu {
 void* allocate(size_t bytes);
 void deallocate(void* data, size_t bytes);
 
+size_t tree_build_workspace(const TreeBuildParams& largest);
+void tree_build(const TreeBuildParams& p, Stream stream);
+size_t tree_accept_workspace(const TreeAcceptParams& largest);
+void tree_accept(const TreeAcceptParams& p, Stream stream);
+size_t draft_topk_workspace(const DraftTopkParams& largest);
+void draft_topk(const DraftTopkParams& p, Stream stream);
+void kv_commit(const KvCommitParams& p, Stream stream);
+void lse_merge(const LseMergeParams& p, Stream stream);
+
 }  // namespace kdt::cpu

@@ -1,9 +1,23 @@
 // The one place that knows about threads: OpenMP worksharing, or a plain loop without OpenMP.
 #pragma once
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include <cstdint>
 
 namespace kdt::cpu {
+
+// Threads that parallel_for may use, and which of them runs the body: 0 .. max_threads() - 1. For
+// scratch memory only; results must not depend on either.
+#ifdef _OPENMP
+inline int max_threads() { return omp_get_max_threads(); }
+inline int thread_index() { return omp_get_thread_num(); }
+#else
+inline int max_threads() { return 1; }
+inline int thread_index() { return 0; }
+#endif
 
 // body(i) for every i in [0, n), in any order; serial when `worth_threads` is false. body must not
 // throw.

@@ -1,0 +1,51 @@
+// The vectorized passes over a row of logits that draft_topk and the sampler share.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "base/dtype.h"
+
+namespace kdt::cpu {
+
+inline constexpr int kLogitBlock = 1024;
+
+// One set per ISA, with the same bits. n is a multiple of 16.
+struct LogitKernels {
+  // Returns whether no logit is NaN or +inf; then *max is the largest.
+  bool (*scan)(const float* x, int n, float* max);
+  // sum of exp(x - max), lanes first; NaN if any x - max is NaN.
+  float (*exp_sum)(const float* x, int n, float max);
+  void (*widen_bf16)(const uint16_t* x, float* y, int n);
+  void (*widen_f16)(const uint16_t* x, float* y, int n);
+};
+
+const LogitKernels& logit_kernels();
+
+// fn(x, n, first): the logits of ids first .. as fp32 in ascending blocks of at most kLogitBlock,
+// n a multiple of 16, padded with -inf past the vocabulary.
+template <typename Fn>
+void for_each_block(const void* logits, DType dtype, int32_t vocab, const Fn& fn) {
+  const LogitKernels& kernels = logit_kernels();
+  float wide[kLogitBlock];
+  for (int32_t first = 0; first < vocab; first += kLogitBlock) {
+    const int count = vocab - first < kLogitBlock ? vocab - first : kLogitBlock;
+    const int whole = count / 16 * 16, padded = (count + 15) / 16 * 16;
+    const float* x = wide;
+    if (dtype == DType::kF32) {
+      const float* source = static_cast<const float*>(logits) + first;
+      if (whole == count) x = source;
+      for (int i = 0; x == wide && i < count; ++i) wide[i] = source[i];
+    } else {
+      const uint16_t* source = static_cast<const uint16_t*>(logits) + first;
+      const bool bf16 = dtype == DType::kBF16;
+      (bf16 ? kernels.widen_bf16 : kernels.widen_f16)(source, wide, whole);
+      for (int i = whole; i < count; ++i)
+        wide[i] = bf16 ? bf16_to_f32(source[i]) : f16_to_f32(source[i]);
+    }
+    for (int i = count; i < padded; ++i) wide[i] = -std::numeric_limits<float>::infinity();
+    fn(x, padded, first);
+  }
+}
+
+}  // namespace kdt::cpu
