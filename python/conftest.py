@@ -1,4 +1,5 @@
 """Makes `python/` the import root, so that `python -m pytest python/tests` works from anywhere."""
+
 import pathlib
 import sys
 

@@ -7,11 +7,11 @@ disagree. The names in square brackets that end each message are the rules of FO
     tensors, meta = read("case.kdtr")
     y = to_f32(tensors["cache"])
 
-numpy has neither bf16 nor f8e4m3: those travel as `Tensor(dtype, codes)`, everything else as ndarray.
+numpy has neither bf16 nor f8e4m3: those travel as `Tensor(dtype, codes)`, the rest as ndarray.
 """
+
 from __future__ import annotations
 
-import functools
 import os
 import pathlib
 import struct
@@ -20,6 +20,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+
+from kdtree.crc32c import crc32c
+from kdtree.narrow import Tensor, bf16, f8e4m3, to_f32
+
+__all__ = ["KdtrError", "Tensor", "bf16", "f8e4m3", "read", "serialize", "to_f32", "write"]
 
 MAGIC = b"KDTR\r\n\x1a\n"
 VERSION = 1
@@ -41,20 +46,15 @@ DTYPES = {
 DTYPE_NAMES = list(DTYPES)
 CODED = ("bf16", "f8e4m3")
 
-HEADER = struct.Struct("<8sIIIIQQ24s")  # magic version n_tensors n_meta crc index_bytes file_bytes 0
+HEADER = struct.Struct(
+    "<8sIIIIQQ24s"
+)  # magic version n_tensors n_meta crc index_bytes file_bytes 0
 META_ENTRY = struct.Struct("<II")  # key_bytes value_bytes
 TENSOR_ENTRY = struct.Struct("<QIBBH")  # offset crc dtype rank name_bytes
 
 
 class KdtrError(ValueError):
     """The file, or what was given to write, breaks a rule of the format."""
-
-
-class Tensor(NamedTuple):
-    """A tensor of a dtype numpy lacks: its codes as uint16 (bf16) or uint8 (f8e4m3)."""
-
-    dtype: str
-    codes: np.ndarray
 
 
 class _Entry(NamedTuple):
@@ -64,100 +64,6 @@ class _Entry(NamedTuple):
     offset: int
     n_bytes: int
     crc: int
-
-
-# ---------------------------------------------------------------------------- narrow floats
-
-
-def _require_f32(x: np.ndarray) -> np.ndarray:
-    # Rounding f64 through f32 would round twice; the caller decides.
-    if not isinstance(x, (np.ndarray, np.generic)) or x.dtype != np.float32:
-        raise TypeError("float32 array expected")
-    return np.asarray(x)
-
-
-def bf16(x: np.ndarray) -> Tensor:
-    """float32 -> bf16, to nearest, ties to even; NaN stays NaN."""
-    bits = _require_f32(x).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
-    quiet = (bits >> 16) | np.uint32(0x40)
-    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    return Tensor("bf16", np.where(is_nan, quiet, rounded).astype(np.uint16))
-
-
-def f8e4m3(x: np.ndarray) -> Tensor:
-    """float32 -> OCP FP8 E4M3, to nearest, ties to even, saturating at 448; NaN stays NaN."""
-    x = _require_f32(x)
-    values = _f8e4m3_values()[:0x7F]
-    middles = (values[:-1] + values[1:]) / 2  # exact
-    size = np.abs(x)
-    code = np.searchsorted(middles, size, side="left")  # a tie goes to the lower neighbour
-    tied = size == np.append(middles, np.float32(np.inf))[code]
-    code += tied & (code % 2 == 1) & (code < 0x7E)
-    code = np.where(np.isnan(x), 0x7F, code) | np.where(np.signbit(x), 0x80, 0)
-    return Tensor("f8e4m3", code.astype(np.uint8))
-
-
-def to_f32(x: Tensor | np.ndarray) -> np.ndarray:
-    """float32 values of a bf16 or f8e4m3 Tensor (exact), or of an ndarray (as astype rounds)."""
-    if not isinstance(x, Tensor):
-        return x.astype(np.float32)
-    if x.dtype == "bf16":
-        return (x.codes.astype(np.uint32) << 16).view(np.float32)
-    return _f8e4m3_values()[x.codes]
-
-
-@functools.cache
-def _f8e4m3_values() -> np.ndarray:
-    code = np.arange(256)
-    exponent, mantissa = (code >> 3) & 15, code & 7
-    value = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8.0 + mantissa, exponent - 10))
-    value[(code & 0x7F) == 0x7F] = np.nan
-    return np.copysign(value, np.where(code < 128, 1.0, -1.0)).astype(np.float32)
-
-
-# ---------------------------------------------------------------------------- CRC32C
-
-
-@functools.cache
-def _zero_bytes_tables(log2_bytes: int) -> np.ndarray:
-    """[4, 256]: what 2**log2_bytes zero bytes make of a CRC state, per byte of the state."""
-    if log2_bytes == 0:
-        table = np.arange(256, dtype=np.uint32)
-        for _ in range(8):
-            table = (table >> 1) ^ np.where(table & 1, np.uint32(0x82F63B78), np.uint32(0))
-        rest = [np.arange(256, dtype=np.uint32) << (8 * i) for i in range(3)]
-        return np.stack([table, *rest])
-    half = _zero_bytes_tables(log2_bytes - 1)
-    return _append_zeros(half, half)
-
-
-def _append_zeros(tables: np.ndarray, state: np.ndarray) -> np.ndarray:
-    out = tables[0][state & 0xFF]
-    for i in range(1, 4):
-        out ^= tables[i][(state >> (8 * i)) & 0xFF]
-    return out
-
-
-def crc32c(data: bytes | np.ndarray) -> int:
-    """CRC32C (Castagnoli) of bytes or of a flat uint8 array; crc32c(b"123456789") == 0xE3069283.
-
-    The CRC is linear, so neighbouring words are folded in pairs, all pairs at once, log2 n times.
-    """
-    data = np.frombuffer(data, np.uint8)
-    # These four bytes take the state from 0 to all ones; zeros in front of them change nothing.
-    prefix = b"\x54\x64\x1f\x64"
-    words = np.zeros((data.size + 4 + 3) // 4, "<u4")
-    message = words.view(np.uint8)[words.nbytes - data.size - 4 :]
-    message[:4] = np.frombuffer(prefix, np.uint8)
-    message[4:] = data
-    state, log2_bytes = words.astype(np.uint32, copy=False), 2
-    while state.size > 1:
-        if state.size % 2:
-            state = np.concatenate([np.zeros(1, np.uint32), state])
-        state = _append_zeros(_zero_bytes_tables(log2_bytes), state[0::2]) ^ state[1::2]
-        log2_bytes += 1
-    return int(_append_zeros(_zero_bytes_tables(2), state)[0]) ^ 0xFFFFFFFF
 
 
 def _structure_crc(head: bytes) -> int:
@@ -249,13 +155,13 @@ def _read_meta(cursor: _Cursor, n_meta: int, fail) -> dict[str, str]:
     meta, previous = {}, ""
     for _ in range(n_meta):
         key_bytes, value_bytes = cursor.unpack(META_ENTRY)
-        if value_bytes > MAX_VALUE_BYTES:
-            fail("limits", f"a metadata value of {value_bytes} bytes")
         key = cursor.text(key_bytes)
         _check_name(key, key_bytes, fail)
         if key <= previous:
             fail("order", f"metadata key {key!r} after {previous!r}")
         meta[key] = cursor.text(value_bytes)
+        if value_bytes > MAX_VALUE_BYTES:
+            fail("limits", f"metadata {key!r}: a value of {value_bytes} bytes")
         previous = key
     return meta
 
@@ -286,7 +192,10 @@ def _read_structure(data: np.ndarray, fail) -> tuple[list[_Entry], dict[str, str
         if entry.offset != _aligned(end):
             fail("offset", f"tensor {entry.name!r} at {entry.offset}, expected {_aligned(end)}")
         if entry.n_bytes > data.size - entry.offset:
-            fail("bounds", f"tensor {entry.name!r}: {entry.n_bytes} bytes at {entry.offset} of {data.size}")
+            fail(
+                "bounds",
+                f"tensor {entry.name!r}: {entry.n_bytes} bytes at {entry.offset} of {data.size}",
+            )
         if data[end : entry.offset].any():
             fail("padding", f"bytes before tensor {entry.name!r} are not zero")
         entries.append(entry)
@@ -393,7 +302,7 @@ def serialize(tensors: Mapping[str, np.ndarray | Tensor], meta: Mapping[str, str
 
 def write(path, tensors: Mapping[str, np.ndarray | Tensor],
           meta: Mapping[str, str] | None = None) -> None:  # fmt: skip
-    """Writes the file, or leaves an existing one as it was. The same content gives the same bytes."""
+    """Writes the file, or leaves an existing one as it was. Equal content gives equal bytes."""
     path = pathlib.Path(path)
     data = serialize(tensors, meta, path)
     fd, temporary = tempfile.mkstemp(prefix=path.name + ".tmp.", dir=path.parent)

@@ -1,8 +1,9 @@
 """Which generators exist."""
-from kdtree.golden import draft_topk, tree_build, verify_attention
+from kdtree.golden import (draft_topk, kv_commit, lse_merge, tree_accept, tree_build,
+                           verify_attention)
 
-MODULES = {module.__name__.rsplit(".", 1)[-1]: module for module in (draft_topk, tree_build,
-                                                                        verify_attention)}
+_ALL = (draft_topk, kv_commit, lse_merge, tree_accept, tree_build, verify_attention)
+MODULES = {module.__name__.rsplit(".", 1)[-1]: module for module in _ALL}
 
 
 def all_cases(ops=None, large=False):

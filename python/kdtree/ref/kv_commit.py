@@ -16,5 +16,12 @@ def kv_commit(pages, block_table, tail, accepted, start):
     pages = pages.copy()
     position = start + np.arange(len(accepted))
     page = np.asarray(block_table)[position // PAGE_TOKENS]
-    pages[:, page, position % PAGE_TOKENS] = tail[:, np.asarray(accepted)]
+    pages[:, page, position % PAGE_TOKENS] = tail[:, np.asarray(accepted, np.int64)]
     return pages
+
+
+def gather_features(features, accepted, row_offset=0):
+    """features [n, R, hidden] of the captured layers; accepted [a] node ids of the request whose rows
+    start at row_offset -> [a, n * hidden]: the drafter's features of the accepted rows."""
+    rows = features[:, row_offset + np.asarray(accepted, np.int64)]
+    return rows.swapaxes(0, 1).reshape(len(accepted), features.shape[0] * features.shape[2])
