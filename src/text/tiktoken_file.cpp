@@ -1,7 +1,9 @@
 // parse_tiktoken: the ranks file of tiktoken, with the special tokens of Kimi's Hugging Face files.
 #include <charconv>
 #include <map>
+#include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "text/json_fields.h"
 #include "text/tokenizer_spec.h"
 
@@ -76,9 +78,8 @@ std::map<int32_t, AddedToken> named_tokens(const std::string& source, const Json
       throw_error(ErrorCode::kBadFile, "{}: added_tokens_decoder key '{}' is not a token id",
                   source, key);
     }
-    const auto& content = require_field(source, value, "content", Json::value_t::string);
     named[checked_token_id(source, id)] = {.id = static_cast<int32_t>(id),
-                                           .content = content.get<std::string>(),
+                                           .content = require_string(source, value, "content"),
                                            .special = flag_field(source, value, "special", false),
                                            .normalized = false};
   }

@@ -1,8 +1,10 @@
 // parse_tokenizer_json: the byte-level BPE part of Hugging Face's tokenizer.json.
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <unordered_map>
 
+#include "base/error.h"
 #include "text/json_fields.h"
 #include "text/tokenizer_spec.h"
 #include "text/utf8.h"
@@ -48,7 +50,7 @@ class Reader {
 
   TokenizerSpec read() {
     if (!root_.is_object()) refuse("the file", "not an object");
-    const Json& model = require_field(source_, root_, "model", Json::value_t::object);
+    const Json& model = require_object(source_, root_, "model");
     read_model_options(model);
     read_vocab(model);
     read_merges(model);
@@ -86,7 +88,7 @@ class Reader {
   }
 
   void read_vocab(const Json& model) {
-    const Json& vocab = require_field(source_, model, "vocab", Json::value_t::object);
+    const Json& vocab = require_object(source_, model, "vocab");
     for (const auto& [token, id] : vocab.items()) {
       if (!id.is_number_integer()) {
         throw_error(ErrorCode::kBadFile, "{}: model.vocab['{}'] is {}, expected an integer",
@@ -109,7 +111,7 @@ class Reader {
   }
 
   void read_merges(const Json& model) {
-    const Json& merges = require_field(source_, model, "merges", Json::value_t::array);
+    const Json& merges = require_array(source_, model, "merges");
     spec_.merges.emplace();
     for (size_t i = 0; i < merges.size(); ++i) {
       const Json& merge = merges[i];
@@ -137,16 +139,15 @@ class Reader {
     if (added.is_null()) return;
     if (!added.is_array()) refuse("added_tokens", "not an array");
     for (const Json& token : added) {
-      const int64_t id =
-          require_field(source_, token, "id", Json::value_t::number_integer).get<int64_t>();
-      const std::string content =
-          require_field(source_, token, "content", Json::value_t::string).get<std::string>();
+      const Json& id = optional_field(token, "id");
+      if (!id.is_number_integer()) refuse("added_tokens", "an entry without an integer id");
+      const std::string content = require_string(source_, token, "content");
       for (const char* flag : {"lstrip", "rstrip", "single_word"}) {
         if (flag_field(source_, token, flag, false)) {
           refuse(fmt::format("added_tokens['{}'].{}", content, flag), "true");
         }
       }
-      const int32_t checked = checked_token_id(source_, id);
+      const int32_t checked = checked_token_id(source_, id.get<int64_t>());
       const auto same_id = tokens_.find(checked);
       const auto same_content = ids_.find(content);
       if ((same_id != tokens_.end() && same_id->second != content) ||
@@ -174,7 +175,7 @@ class Reader {
     const std::string type = type_of(step);
     if (has_byte_level_) refuse("pre_tokenizer", "a step after ByteLevel");
     if (type == "Sequence") {
-      const Json& steps = require_field(source_, step, "pretokenizers", Json::value_t::array);
+      const Json& steps = require_array(source_, step, "pretokenizers");
       for (const Json& inner : steps) {
         if (type_of(inner) == "Sequence") refuse("pre_tokenizer", "a Sequence in a Sequence");
         read_pre_tokenizer(inner);
@@ -195,7 +196,7 @@ class Reader {
   }
 
   void read_split(const Json& step) {
-    const Json& pattern = require_field(source_, step, "pattern", Json::value_t::object);
+    const Json& pattern = require_object(source_, step, "pattern");
     const Json& regex = optional_field(pattern, "Regex");
     const Json& literal = optional_field(pattern, "String");
     if (!regex.is_string() && !literal.is_string()) {

@@ -1,14 +1,18 @@
 // Runs the tokenizer over a file of documents, for the tests in python/tests:
-//   tokenizer_tool DIR encode|encode-as-text|decode|stream < input > output
+//   tokenizer_tool DIR encode|encode-as-text|decode|stream|chat < input > output
 // Input and output are sequences of records: a little-endian uint32 byte count, then the bytes
-// (UTF-8 text, or int32 token ids). The time spent on all records goes to stderr.
+// (UTF-8 text, or int32 token ids). The time spent on all records goes to stderr. A chat record is
+// {"messages", "tools", "format", "options"} with OpenAI messages, its output {"text", "ids"} or
+// {"error"}; without "format" the format is that of DIR.
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <iostream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "text/chat.h"
 #include "text/tokenizer.h"
 
 namespace {
@@ -25,8 +29,57 @@ std::vector<int32_t> ids_of(std::string_view bytes) {
   return ids;
 }
 
-std::string process(const kdt::text::Tokenizer& tokenizer, std::string_view mode,
-                    std::string_view record) {
+kdt::text::ChatFormat format_named(const std::string& dir, const std::string& name) {
+  using enum kdt::text::ChatFormat;
+  if (name.empty()) return kdt::text::detect_chat_format(dir);
+  for (auto format : {kTiny, kKimiK2Thinking, kKimiK25, kKimiK26, kKimiK27Code}) {
+    if (kdt::text::chat_format_name(format) == name) return format;
+  }
+  throw_error(kdt::ErrorCode::kInvalidArgument, "no chat format '{}'", name);
+}
+
+kdt::text::Message message_of(const nlohmann::json& json) {
+  kdt::text::Message message{.role = json.at("role"),
+                             .content = json.value("content", ""),
+                             .reasoning = json.value("reasoning_content", ""),
+                             .name = json.value("name", ""),
+                             .tool_calls = {},
+                             .tool_call_id = json.value("tool_call_id", "")};
+  for (const auto& call : json.value("tool_calls", nlohmann::json::array())) {
+    const auto& function = call.at("function");
+    message.tool_calls.push_back(
+        {call.value("id", ""), function.at("name"), function.at("arguments")});
+  }
+  return message;
+}
+
+std::string chat(const kdt::text::Tokenizer& tokenizer, const std::string& dir,
+                 std::string_view record) {
+  const auto json = nlohmann::json::parse(record);
+  kdt::text::Conversation conversation;
+  for (const auto& message : json.at("messages")) {
+    conversation.messages.push_back(message_of(message));
+  }
+  if (json.contains("tools")) conversation.tools_json = json["tools"].dump();
+  const auto given = json.value("options", nlohmann::json::object());
+  kdt::text::ChatOptions options{
+      .thinking = given.value("thinking", true),
+      .preserve_thinking = given.value("preserve_thinking", false),
+      .add_generation_prompt = given.value("add_generation_prompt", true)};
+  if (given.contains("default_system")) options.default_system = given["default_system"];
+  try {
+    const auto format = format_named(dir, json.value("format", ""));
+    return nlohmann::json{{"text", kdt::text::render_chat(format, conversation, options)},
+                          {"ids", kdt::text::encode_chat(tokenizer, format, conversation, options)}}
+        .dump();
+  } catch (const kdt::Error& e) {
+    return nlohmann::json{{"error", e.what()}}.dump();
+  }
+}
+
+std::string process(const kdt::text::Tokenizer& tokenizer, const std::string& dir,
+                    std::string_view mode, std::string_view record) {
+  if (mode == "chat") return chat(tokenizer, dir, record);
   if (mode == "encode") return bytes_of(tokenizer.encode(record, SpecialTokens::kParse));
   if (mode == "encode-as-text") return bytes_of(tokenizer.encode(record, SpecialTokens::kAsText));
   const std::vector<int32_t> ids = ids_of(record);
@@ -44,7 +97,8 @@ void run(const std::string& dir, std::string_view mode) {
   for (size_t at = 0; at < input.size();) {
     uint32_t size;
     std::memcpy(&size, input.data() + at, sizeof size);
-    const std::string out = process(tokenizer, mode, std::string_view(input).substr(at + 4, size));
+    const std::string out =
+        process(tokenizer, dir, mode, std::string_view(input).substr(at + 4, size));
     const auto out_size = static_cast<uint32_t>(out.size());
     std::cout.write(reinterpret_cast<const char*>(&out_size), sizeof out_size);
     std::cout << out;
