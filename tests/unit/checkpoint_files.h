@@ -1,0 +1,110 @@
+// Writes small checkpoints for the tests of src/checkpoint.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace kdt::checkpoint {
+
+using TestJson = nlohmann::ordered_json;
+
+// A directory that is removed again.
+class TempDir {
+ public:
+  TempDir() {
+    std::string path = testing::TempDir() + "kdt_checkpoint_XXXXXX";
+    EXPECT_NE(::mkdtemp(path.data()), nullptr);
+    path_ = path;
+  }
+  ~TempDir() { std::filesystem::remove_all(path_); }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string write(const std::string& name, const std::string& content) const {
+    const std::string path = path_ + "/" + name;
+    std::ofstream(path, std::ios::binary) << content;
+    return path;
+  }
+
+ private:
+  std::string path_;
+};
+
+struct TestTensor {
+  std::string name;
+  std::string dtype;  // as safetensors spells it
+  std::vector<int64_t> shape;
+  std::string data;
+};
+
+template <typename T>
+std::string bytes_of(const std::vector<T>& values) {
+  std::string out(values.size() * sizeof(T), '\0');
+  if (!values.empty()) std::memcpy(out.data(), values.data(), out.size());
+  return out;
+}
+
+// Zeros of the right size.
+inline TestTensor zeros(const std::string& name, const std::string& dtype,
+                        const std::vector<int64_t>& shape) {
+  const size_t element = dtype == "I64"                        ? 8
+                         : dtype == "F32" || dtype == "I32"    ? 4
+                         : dtype == "F8_E4M3" || dtype == "U8" ? 1
+                                                               : 2;
+  size_t bytes = element;
+  for (const int64_t size : shape) bytes *= static_cast<size_t>(size);
+  return {name, dtype, shape, std::string(bytes, '\0')};
+}
+
+inline std::string with_header(const std::string& header, const std::string& payload) {
+  const uint64_t length = header.size();
+  std::string out(sizeof(length), '\0');
+  std::memcpy(out.data(), &length, sizeof(length));
+  return out + header + payload;
+}
+
+// A .safetensors file; the header is not padded, so payloads start at odd addresses.
+inline std::string safetensors(const std::vector<TestTensor>& tensors) {
+  TestJson header = {{"__metadata__", {{"format", "pt"}}}};
+  std::string payload;
+  for (const TestTensor& tensor : tensors) {
+    const size_t begin = payload.size();
+    payload += tensor.data;
+    header[tensor.name] = {{"dtype", tensor.dtype},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {begin, payload.size()}}};
+  }
+  std::string text = header.dump();
+  if (text.size() % 2 == 0) text += ' ';
+  return with_header(text, payload);
+}
+
+// The message of the kdt::Error that `body` throws; "" and a test failure when it throws none.
+template <typename Body>
+std::string error_of(Body body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_NE(error.code(), ErrorCode::kInternal) << error.what();
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+inline void expect_has(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << '"' << text << "\" lacks \"" << part << '"';
+}
+
+}  // namespace kdt::checkpoint
