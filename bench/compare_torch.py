@@ -7,9 +7,9 @@ Needs what bench/torch_baseline/run.py needs, and a built build/kdtree. From the
 
 Both run the prompts of the reference, greedy, float32, batch 1, with the same number of threads.
 The repeats of the two are interleaved mode by mode, so that a slow spell of the machine hits both;
-a repeat is the sum of decode seconds over the prompts, and the table holds the median repeat. Tokens
-per second leave prefill and loading out: (tokens - 1) / decode_s of every prompt, since prefill
-gives the first token. `ratio` compares with the baseline's same mode and budget; the last lines
+a repeat is the sum of decode seconds over the prompts, and the table holds the median repeat.
+Tokens per second leave prefill and loading out: (tokens - 1) / decode_s of every prompt, since
+prefill gives the first token. `ratio` compares with the baseline's same mode and budget; the last lines
 compare the best tree budgets of both.
 """
 
@@ -82,8 +82,8 @@ def header(args, now):
         f"model: {args.model.name} + {args.draft.name}, "
         f"prompts of {args.reference.name}, at most {args.max_tokens} tokens",
         "method: bench/compare_torch.py; greedy, float32, batch 1; repeats of both interleaved, "
-        f"median of {args.repeats} sums over the prompts; tokens_per_s = decoded tokens / decode_s, "
-        "the prompt's first token (prefill's) and loading left out",
+        f"median of {args.repeats} sums over the prompts; tokens_per_s = decoded tokens / "
+        "decode_s, the prompt's first token (prefill's) and loading left out",
         "baseline: transformers DeepseekV3ForCausalLM + DFlash + DDTree in PyTorch, the fastest of "
         "its attention and expert implementations for each mode",
     ]
@@ -157,11 +157,12 @@ def report(theirs, ours):
     plain = suite.Mode("plain")
     speedup = ours[plain]["tokens_per_s"] / theirs[plain]["tokens_per_s"]
     us, them = best(ours), best(theirs)
+    tree_speedup = us["tokens_per_s"] / them["tokens_per_s"]
     lines.append(f"# plain: {speedup:.2f} x the baseline")
     lines.append(
         f"# best tree budget: kdtree {us['budget']} at {us['tokens_per_s']} tokens/s, torch "
-        f"{them['budget']} at {them['tokens_per_s']}: {us['tokens_per_s'] / them['tokens_per_s']:.2f}"
-        " x the baseline"
+        f"{them['budget']} at {them['tokens_per_s']}: "
+        f"{tree_speedup:.2f} x the baseline"
     )
     return lines
 
@@ -170,7 +171,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     suite.add_arguments(parser)
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "build/kdtree")
-    parser.add_argument("--out", type=pathlib.Path, help="default: bench/results/torch_cpu_DATE.csv")
+    parser.add_argument("--out", type=pathlib.Path, help="default: torch_cpu_DATE.csv in bench/results")
     args = parser.parse_args()
     if not args.binary.exists():
         sys.exit(f"{args.binary} does not exist: build it first with `make build`")

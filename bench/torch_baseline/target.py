@@ -60,7 +60,7 @@ def unpack_int4(packed, scale, shape):
 
 
 def stack_experts(weights, config):
-    """Replaces per-expert Linear weights by the stacked tensors transformers 5.x wants, in place."""
+    """Replaces, in place, per-expert weights by the stacked tensors transformers 5.x wants."""
     for layer in range(config.first_k_dense_replace, config.num_hidden_layers):
         base = f"model.layers.{layer}.mlp.experts."
 
@@ -142,7 +142,7 @@ class Target:
         return self.cache.get_seq_length()
 
     def forward(self, ids, positions=None, mask=None, last_only=False):
-        """ids, positions: int64 [rows]; mask: additive float32 [rows, cached + rows] or None = causal."""
+        """ids, positions: int64 [rows]; mask: additive float32 [rows, cached + rows], None: causal."""
         self._features.clear()
         output = self.model(
             input_ids=ids[None],
