@@ -9,8 +9,8 @@ Both run the prompts of the reference, greedy, float32, batch 1, with the same n
 The repeats of the two are interleaved mode by mode, so that a slow spell of the machine hits both;
 a repeat is the sum of decode seconds over the prompts, and the table holds the median repeat.
 Tokens per second leave prefill and loading out: (tokens - 1) / decode_s of every prompt, since
-prefill gives the first token. `ratio` compares with the baseline's same mode and budget; the last lines
-compare the best tree budgets of both.
+prefill gives the first token. `ratio` compares with the baseline's same mode and budget; the last
+lines compare the best tree budgets of both.
 """
 
 import argparse
@@ -171,7 +171,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     suite.add_arguments(parser)
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "build/kdtree")
-    parser.add_argument("--out", type=pathlib.Path, help="default: torch_cpu_DATE.csv in bench/results")
+    parser.add_argument("--out", type=pathlib.Path, help="default: bench/results/torch_cpu_*.csv")
     args = parser.parse_args()
     if not args.binary.exists():
         sys.exit(f"{args.binary} does not exist: build it first with `make build`")

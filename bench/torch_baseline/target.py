@@ -142,7 +142,7 @@ class Target:
         return self.cache.get_seq_length()
 
     def forward(self, ids, positions=None, mask=None, last_only=False):
-        """ids, positions: int64 [rows]; mask: additive float32 [rows, cached + rows], None: causal."""
+        """ids, positions: int64 [rows]; mask: additive [rows, cached + rows], None: causal."""
         self._features.clear()
         output = self.model(
             input_ids=ids[None],

@@ -351,7 +351,7 @@ def run_prompts(model, prompts):
         if i == 1:
             tensors["prompt1.hidden"] = torch.stack(hidden).numpy()
         cache = DynamicCache(config=model.config)
-        parts = [model(part, cache=cache, use_cache=True).logits[0] for part in ids.split(33, dim=1)]
+        parts = [model(p, cache=cache, use_cache=True).logits[0] for p in ids.split(33, dim=1)]
         error = (torch.cat(parts) - logits).norm() / logits.norm()
         assert error < 1e-5, f"prompt {i}: cached logits differ by {error}"
     assert min(margins) > MIN_ROUTING_MARGIN, f"expert choice within {min(margins)}: other seed"
