@@ -311,6 +311,9 @@ def bad_tensors():
         "4 TiB in a small file",
     )
     yield "bounds_missing", build([T("a", "u8", (3,), b"")]), "bounds", "payload missing"
+    for what, tensor in (("full", u8("a")), ("empty", T("a", "u8", (0,), b""))):
+        cut = build([tensor], file_bytes=89)[:89]
+        yield f"bounds_cut_{what}", cut, "bounds", f"{what} payload would start past the end"
     yield "padding_all", build([u8("a")], fill=b"\1"), "padding", "padding of ones"
     image = build([u8("a"), u8("b")])
     for what, at in (("index", 127), ("first", 131), ("between", 191), ("last", 255)):
