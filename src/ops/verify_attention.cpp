@@ -1,11 +1,31 @@
 #include "ops/verify_attention.h"
 
-#include "base/error.h"
+#include "ops/arguments.h"
 #include "ops/backend.h"
 
 namespace kdt {
+namespace {
+constexpr const char* kOp = "verify_attention";
+}  // namespace
 
-void check(const VerifyAttentionParams&) {}
+void check(const VerifyAttentionParams& p) {
+  require_rows(kOp, p.rows, RowFields::kOffsetsAndCounts);
+  require(p.n_heads >= 1, kOp, "n_heads", p.n_heads, "1 or more");
+  require(p.latent_dim >= 1, kOp, "latent_dim", p.latent_dim, "1 or more");
+  require(p.rope_dim >= 0, kOp, "rope_dim", p.rope_dim, "0 or more");
+  require(p.n_pages >= 0, kOp, "n_pages", p.n_pages, "0 or more");
+  require_float(kOp, "q_dtype", p.q_dtype);
+  require_float(kOp, "kv_dtype", p.kv_dtype);
+  require_float(kOp, "out_dtype", p.out_dtype);
+  require(p.n_words >= (p.ancestors != nullptr), kOp, "n_words", p.n_words,
+          "1 or more with ancestors");
+  if (p.rows.n_requests == 0 || p.rows.n_rows == 0) return;
+  require_pointer(kOp, "q", p.q);
+  require_pointer(kOp, "tail", p.tail);
+  require_pointer(kOp, "out", p.out);
+  require_pointer(kOp, "lse", p.lse);
+  if (p.n_pages > 0) require_pointer(kOp, "kv_pages", p.kv_pages);
+}
 
 size_t verify_attention_workspace(const Backend& backend, const VerifyAttentionParams& largest) {
   return backend.verify_attention_workspace(largest);
@@ -13,6 +33,7 @@ size_t verify_attention_workspace(const Backend& backend, const VerifyAttentionP
 
 void verify_attention(const Backend& backend, const VerifyAttentionParams& p, Stream stream) {
   check(p);
+  require_workspace(kOp, p.workspace, backend.verify_attention_workspace(p));
   backend.verify_attention(p, stream);
 }
 
