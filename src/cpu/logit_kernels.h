@@ -22,29 +22,25 @@ struct LogitKernels {
 
 const LogitKernels& logit_kernels();
 
+// n values of f32, bf16 or f16 as fp32.
+void widen(const void* x, DType dtype, int n, float* y);
+
 // fn(x, n, first): the logits of ids first .. as fp32 in ascending blocks of at most kLogitBlock,
 // n a multiple of 16, padded with -inf past the vocabulary.
 template <typename Fn>
 void for_each_block(const void* logits, DType dtype, int32_t vocab, const Fn& fn) {
-  const LogitKernels& kernels = logit_kernels();
   float wide[kLogitBlock];
   for (int32_t first = 0; first < vocab; first += kLogitBlock) {
     const int count = vocab - first < kLogitBlock ? vocab - first : kLogitBlock;
-    const int whole = count / 16 * 16, padded = (count + 15) / 16 * 16;
-    const float* x = wide;
-    if (dtype == DType::kF32) {
-      const float* source = static_cast<const float*>(logits) + first;
-      if (whole == count) x = source;
-      for (int i = 0; x == wide && i < count; ++i) wide[i] = source[i];
-    } else {
-      const uint16_t* source = static_cast<const uint16_t*>(logits) + first;
-      const bool bf16 = dtype == DType::kBF16;
-      (bf16 ? kernels.widen_bf16 : kernels.widen_f16)(source, wide, whole);
-      for (int i = whole; i < count; ++i)
-        wide[i] = bf16 ? bf16_to_f32(source[i]) : f16_to_f32(source[i]);
+    const int padded = (count + 15) / 16 * 16;
+    const char* source = static_cast<const char*>(logits) + first * dtype_bytes(dtype);
+    if (dtype == DType::kF32 && padded == count) {
+      fn(reinterpret_cast<const float*>(source), count, first);
+      continue;
     }
+    widen(source, dtype, count, wide);
     for (int i = count; i < padded; ++i) wide[i] = -std::numeric_limits<float>::infinity();
-    fn(x, padded, first);
+    fn(wide, padded, first);
   }
 }
 

@@ -9,6 +9,10 @@ namespace kdt::cpu {
 void* allocate(size_t bytes);
 void deallocate(void* data, size_t bytes);
 
+size_t verify_attention_workspace(const VerifyAttentionParams& largest);
+void verify_attention(const VerifyAttentionParams& p, Stream stream);
+size_t draft_attention_workspace(const DraftAttentionParams& largest);
+void draft_attention(const DraftAttentionParams& p, Stream stream);
 size_t tree_build_workspace(const TreeBuildParams& largest);
 void tree_build(const TreeBuildParams& p, Stream stream);
 size_t tree_accept_workspace(const TreeAcceptParams& largest);
