@@ -49,7 +49,6 @@ class Reader {
   }
 
   TokenizerSpec read() {
-    if (!root_.is_object()) refuse("the file", "not an object");
     const Json& model = require_object(source_, root_, "model");
     read_model_options(model);
     read_vocab(model);
