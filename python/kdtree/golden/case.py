@@ -1,5 +1,5 @@
 """A golden case: the arguments of one op call and what the reference says it must produce."""
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +17,7 @@ class Case:
     inputs: dict            # name -> ndarray, kdtr.Tensor or Seeded
     outputs: dict           # name -> ndarray
     note: str = ""          # what the case is for
+    extra: dict = field(default_factory=dict)  # more metadata
 
     @property
     def file_name(self):
@@ -24,8 +25,8 @@ class Case:
 
     def metadata(self):
         meta = {"op": self.op, "case": self.name, "seed": str(self.seed), "note": self.note,
-                "generator": f"python -m kdtree.golden {self.op}",
-                "numpy": np.__version__, "outputs": ",".join(sorted(self.outputs))}
+                "generator": "python -m kdtree.golden",
+                "numpy": np.__version__, "outputs": ",".join(sorted(self.outputs)), **self.extra}
         for name, value in self.inputs.items():
             if isinstance(value, Seeded):
                 meta[f"seeded.{name}"] = value.describe()

@@ -1,8 +1,9 @@
-"""Which generators exist."""
-from kdtree.golden import (draft_topk, kv_commit, lse_merge, tree_accept, tree_build,
-                           verify_attention)
+"""Which generators exist. A module may hold several small ops."""
+from kdtree.golden import (dflash, draft_topk, elementwise, generate, kv_commit, linear, lse_merge,
+                           mla_absorb, moe, tree_accept, tree_build, verify_attention)
 
-_ALL = (draft_topk, kv_commit, lse_merge, tree_accept, tree_build, verify_attention)
+_ALL = (dflash, draft_topk, elementwise, generate, kv_commit, linear, lse_merge, mla_absorb, moe,
+        tree_accept, tree_build, verify_attention)
 MODULES = {module.__name__.rsplit(".", 1)[-1]: module for module in _ALL}
 
 

@@ -4,7 +4,9 @@ import numpy as np
 from kdtree.golden.case import Case, values
 from kdtree.golden.drafts import draw_tree
 from kdtree.golden.layout import packed_ancestors, row_batch
+from kdtree.golden.real_model import one_round
 from kdtree.golden.seeded import Seeded
+from kdtree.kdtr import bf16
 from kdtree.ref.verify_attention import verify_attention
 
 # 192^-0.5 times the square of the YaRN mscale of factor 64: the scale of Kimi K2.6.
@@ -83,6 +85,23 @@ def cases():
     yield from prefix_cases()
     yield from scale_cases()
     yield from batch_cases()
+    yield from real_cases()
+
+
+def real_cases():
+    """One round of the tiny model: its own latents, queries, scale and draft tree."""
+    tree, cache, tail, queries, scale = one_round(index=1, budget=16)
+    prefix = cache.shape[1]
+    layout, n_pages = row_batch(3400, [tree.n_nodes], [prefix])
+    for layer in (0, 3):
+        pages = np.zeros((n_pages, 64, WIDTH), np.float32)
+        at = np.arange(prefix)
+        pages[layout["block_table"][0][at // 64], at % 64] = cache[layer]
+        inputs = {**layout, "scale": np.float32(scale), "ancestors": packed_ancestors([tree]),
+                  "q": bf16(queries[layer].astype(np.float32)), "kv_pages": bf16(pages),
+                  "tail": bf16(tail[layer].astype(np.float32))}
+        yield Case("verify_attention", f"real_layer{layer}", 3400, inputs, reference(inputs),
+                   f"activations of tiny-k2, layer {layer}")
 
 
 def large_cases():

@@ -18,7 +18,8 @@ class Run:
     acceptance: list = field(default_factory=list)  # per round, root counted, before truncation
     trees: list = field(default_factory=list)
     accepted: list = field(default_factory=list)    # node ids per round
-    margin: float = np.inf                          # smallest margin of any draw
+    margin: float = np.inf                          # smallest margin of a draw of the paths
+    filter_margin: float = np.inf                   # same of the filters
     prompt_logits: np.ndarray = None                # [V] at the last prompt token
 
 
@@ -69,7 +70,8 @@ def generate(target, drafter, prompt, max_tokens, mode, sampling=Sampling(), sto
         run.accepted.append(path)
         bonus = following
     run.tokens = truncate([*committed, bonus], max_tokens, stop)
-    run.margin = min(min(draw.margin, draw.filter_margin) for draw in draws)
+    run.margin = min(draw.margin for draw in draws)
+    run.filter_margin = min(draw.filter_margin for draw in draws)
     return run
 
 

@@ -45,6 +45,11 @@ class Target:
         return any(f"{name}{suffix}" in self._tensors for suffix in ("", ".weight", ".weight_packed"))
 
 
+def attention_scale(target):
+    c = target.config
+    return softmax_scale(c["qk_nope_head_dim"] + c["qk_rope_head_dim"], target.scaling)
+
+
 def attention(target, layer, x, positions, past, visible, captured=None):
     """x [M, hidden] (normed), past [S, 576], visible [M, S + M] -> (out [M, hidden], new KV [M, 576]).
     A dict `captured` receives the absorbed queries [M, H, 576]."""
@@ -63,8 +68,8 @@ def attention(target, layer, x, positions, past, visible, captured=None):
     kv = x @ target[at + "kv_a_proj_with_mqa"].T
     k_pe = rope(kv[:, None, latent:], positions, target.frequencies, factor)[:, 0]
     new = np.concatenate([rms_norm(kv[:, :latent], target[at + "kv_a_layernorm"], eps), k_pe], axis=-1)
-    scale = softmax_scale(nope + rotary, target.scaling)
-    out, _ = masked_attention(query, np.concatenate([past, new]), visible, scale, latent)
+    out, _ = masked_attention(query, np.concatenate([past, new]), visible, attention_scale(target),
+                              latent)
     if captured is not None:
         captured[layer] = query
     value = expand_value(out.astype(target.dtype), w_uv).reshape(len(x), -1)
