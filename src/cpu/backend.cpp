@@ -25,6 +25,8 @@ const Backend& cpu_backend() {
       .copy_out = cpu::copy,
       .copy = cpu::copy,
       .synchronize = cpu::synchronize,
+      .pack_linear = cpu::pack_linear,
+      .linear = cpu::linear,
       .verify_attention_workspace = cpu::verify_attention_workspace,
       .verify_attention = cpu::verify_attention,
       .lse_merge = cpu::lse_merge,

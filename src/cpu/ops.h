@@ -9,6 +9,8 @@ namespace kdt::cpu {
 void* allocate(size_t bytes);
 void deallocate(void* data, size_t bytes);
 
+LinearWeight pack_linear(std::span<const LinearSource> groups);
+void linear(const LinearParams& p, Stream stream);
 size_t verify_attention_workspace(const VerifyAttentionParams& largest);
 void verify_attention(const VerifyAttentionParams& p, Stream stream);
 size_t draft_attention_workspace(const DraftAttentionParams& largest);

@@ -1,0 +1,42 @@
+// The CPU layout of a packed LinearWeight, shared by pack_linear, linear and moe_experts.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/linear_kernel.h"
+#include "ops/linear.h"
+
+namespace kdt::cpu {
+
+// What LinearWeight::data points to; the groups' panels follow at kPanelsOffset.
+struct PackedLinear {
+  int64_t segment = 0;
+  int64_t segment_bytes = 0;
+  int64_t panel_bytes = 0;
+};
+inline constexpr size_t kPanelsOffset = 64;
+
+inline int64_t panel_count(const LinearWeight& w) {
+  return (w.out_features + kPanelOutputs - 1) / kPanelOutputs;
+}
+
+inline PanelMatrix panel_matrix(const LinearWeight& w, int64_t group) {
+  const auto& packed = *static_cast<const PackedLinear*>(w.data);
+  const uint8_t* panels = static_cast<const uint8_t*>(w.data) + kPanelsOffset;
+  return {.format = static_cast<PanelFormat>(w.format),
+          .data = panels + group * panel_count(w) * packed.panel_bytes,
+          .out_features = w.out_features,
+          .in_features = w.in_features,
+          .segment = packed.segment,
+          .segment_bytes = packed.segment_bytes,
+          .panel_bytes = packed.panel_bytes};
+}
+
+// The kernel of this machine; see linear_kernel.h.
+using Gemm = void (*)(const GemmBlock&);
+Gemm gemm_kernel();
+
+// Multiply-adds below which waking the other threads costs more than it saves.
+inline constexpr int64_t kSerialWork = 100'000;
+
+}  // namespace kdt::cpu
