@@ -4,7 +4,6 @@ import numpy as np
 from kdtree.golden import seeded
 from kdtree.golden.case import Case
 from kdtree.ref.lse_merge import lse_merge
-from kdtree.ref.verify_attention import masked_attention
 
 
 def merge_case(name, seed, parts, note):
@@ -21,9 +20,9 @@ def cases():
     a, b = seeded.seeded_f32(5000, shape, 1.0), seeded.seeded_f32(5001, shape, 1.0)
     lse_a, lse_b = seeded.seeded_f32(5002, (24,), 3.0), seeded.seeded_f32(5003, (24,), 3.0)
     yield merge_case("random", 5000, (a, lse_a, b, lse_b), "lse of standard deviation 3")
-    lse_a[:8], lse_b[4:12] = -np.inf, -np.inf
-    empty_a, empty_b = a.copy(), b.copy()
-    empty_a[:8], empty_b[4:12] = 0, 0
+    no_a, no_b = np.arange(24) < 8, (np.arange(24) >= 4) & (np.arange(24) < 12)
+    empty_a, empty_b = a * ~no_a[:, None], b * ~no_b[:, None]
+    lse_a, lse_b = np.where(no_a, -np.inf, lse_a), np.where(no_b, -np.inf, lse_b)
     yield merge_case("empty_sides", 5010, (empty_a, lse_a, empty_b, lse_b),
                      "rows 0 .. 3 have only b, 8 .. 11 only a, 4 .. 7 neither")
     far = seeded.seeded_f32(5022, (24,), 400.0)
