@@ -14,13 +14,14 @@ void check(const TreeAcceptParams& p) {
   require(p.vocab >= 1, kOp, "vocab", p.vocab, "1 or more");
   require(p.max_accepted >= 1, kOp, "max_accepted", p.max_accepted, "1 or more");
   if (p.batch == 0) return;
+  require_pointer(kOp, "row_offset", p.row_offset);
+  require_pointer(kOp, "n_nodes", p.n_nodes);
+  if (p.n_rows == 0) return;
   require_pointer(kOp, "logits", p.logits);
   require_pointer(kOp, "tokens", p.tokens);
   require_pointer(kOp, "positions", p.positions);
   require_pointer(kOp, "first_child", p.first_child);
   require_pointer(kOp, "next_sibling", p.next_sibling);
-  require_pointer(kOp, "row_offset", p.row_offset);
-  require_pointer(kOp, "n_nodes", p.n_nodes);
   require_pointer(kOp, "sampling", p.sampling);
   require_pointer(kOp, "accepted", p.accepted);
   require_pointer(kOp, "n_accepted", p.n_accepted);
