@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "tests/ops/arrays.h"
+#include "tests/ops/golden.h"
 
 namespace kdt::test {
 namespace {
@@ -192,6 +193,82 @@ Batch random_batch(std::mt19937& rng, int n_requests, double grid) {
     batch.n_rows += batch.requests[b].budget + 1;
   }
   return batch;
+}
+
+Batch golden_batch(const Golden& g) {
+  Batch batch;
+  batch.depth = static_cast<int>(g.shape("logp")[1]);
+  batch.k = static_cast<int>(g.shape("logp")[2]);
+  batch.n_words = static_cast<int>(g.shape("ancestors")[1]);
+  batch.n_rows = static_cast<int>(g.shape("tokens")[0]);
+  batch.logp = g.get<float>("logp");
+  batch.ids = g.get<int32_t>("ids");
+  const auto budget = g.get<int32_t>("budget"), max_depth = g.get<int32_t>("max_depth");
+  const auto max_rank = g.get<int32_t>("max_rank"), root = g.get<int32_t>("root_token");
+  const auto prefix = g.get<int32_t>("prefix_len"), offset = g.get<int32_t>("row_offset");
+  for (size_t b = 0; b < budget.size(); ++b) {
+    batch.requests.push_back({budget[b], max_depth[b], max_rank[b], root[b], prefix[b], offset[b]});
+    batch.max_budget = std::max(batch.max_budget, budget[b]);
+  }
+  return batch;
+}
+
+Rows golden_rows(const Golden& g) {
+  return {
+      g.get<int32_t>("tokens"),    g.get<int32_t>("parents"),     g.get<int32_t>("depths"),
+      g.get<int32_t>("positions"), g.get<int32_t>("first_child"), g.get<int32_t>("next_sibling"),
+      g.get<int32_t>("n_nodes"),   g.get<double>("scores"),       g.get<uint64_t>("ancestors")};
+}
+
+TEST(TreeBuild, GoldenBundles) {
+  for (const Golden& g : golden_bundles("tree_build")) {
+    SCOPED_TRACE(g.label());
+    EXPECT_TRUE(run(cpu_backend(), golden_batch(g)) == golden_rows(g));
+  }
+}
+
+// All golden requests of equal depth and K as one batch: each tree as in its own bundle.
+TEST(TreeBuild, GoldenRequestsMixed) {
+  int n_mixed = 0;
+  const std::vector<Golden> bundles = golden_bundles("tree_build");
+  for (const Golden& model : bundles) {
+    Batch all = golden_batch(model);
+    const int stride = all.max_budget + 1;
+    all.requests.clear();
+    all.logp.clear();
+    all.ids.clear();
+    all.n_rows = 0;
+    std::vector<std::pair<Batch, Rows>> sources;
+    for (const Golden& g : bundles) {
+      Batch one = golden_batch(g);
+      if (one.depth != all.depth || one.k != all.k || one.max_budget >= stride) continue;
+      all.logp.insert(all.logp.begin(), one.logp.begin(), one.logp.end());
+      all.ids.insert(all.ids.begin(), one.ids.begin(), one.ids.end());
+      all.requests.insert(all.requests.begin(), one.requests.begin(), one.requests.end());
+      sources.insert(sources.begin(), {one, golden_rows(g)});
+    }
+    for (size_t b = 0; b < all.requests.size(); ++b, all.n_rows += stride)
+      all.requests[b].row_offset = all.n_rows;
+    const Rows mixed = run(cpu_backend(), all);
+    size_t b = 0;
+    for (const auto& [one, rows] : sources) {
+      for (size_t i = 0; i < one.requests.size(); ++i, ++b, ++n_mixed) {
+        ASSERT_EQ(mixed.n_nodes[b], rows.n_nodes[i]);
+        for (int node = 0; node <= one.requests[i].budget; ++node) {
+          const int row = all.requests[b].row_offset + node;
+          const int want = one.requests[i].row_offset + node;
+          ASSERT_EQ(mixed.tokens[row], rows.tokens[want]);
+          ASSERT_EQ(mixed.parents[row], rows.parents[want]);
+          ASSERT_EQ(mixed.scores[row], rows.scores[want]);
+          ASSERT_EQ(mixed.positions[row], rows.positions[want]);
+          for (int w = 0; w < one.n_words; ++w)
+            ASSERT_EQ(mixed.ancestors[static_cast<size_t>(row) * all.n_words + w],
+                      rows.ancestors[static_cast<size_t>(want) * one.n_words + w]);
+        }
+      }
+    }
+  }
+  EXPECT_GT(n_mixed, 100);
 }
 
 TEST(TreeBuild, RandomBatchesEqualTheDefinition) {

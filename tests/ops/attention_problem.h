@@ -1,0 +1,199 @@
+// One verify_attention call as plain vectors, its float64 definition, and a way to run it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "base/dtype.h"
+#include "ops/verify_attention.h"
+#include "tests/ops/arrays.h"
+#include "tests/ops/random.h"
+
+namespace kdt::test {
+
+struct AttentionProblem {
+  int heads = 1, latent = 16, rope = 0, n_pages = 0, max_blocks = 0, n_words = 0, n_rows = 0;
+  float scale = 1.0f;
+  DType q_dtype = DType::kF32, kv_dtype = DType::kF32, out_dtype = DType::kF32;
+  std::vector<float> q, pages, tail;  // already rounded to their dtypes
+  std::vector<int32_t> row_offset, n_nodes, prefix_len, block_table;
+  std::vector<uint64_t> ancestors;  // empty = causal chain
+
+  int width() const { return latent + rope; }
+  bool used(int row) const {
+    for (size_t b = 0; b < row_offset.size(); ++b)
+      if (row >= row_offset[b] && row < row_offset[b] + n_nodes[b]) return true;
+    return false;
+  }
+  bool sees(int row, int node, int i) const {
+    if (ancestors.empty()) return i <= node;
+    return ancestors[static_cast<size_t>(row + node) * n_words + i / 64] >> (i % 64) & 1;
+  }
+};
+
+struct AttentionResult {
+  std::vector<float> out, lse;  // out widened; elements of padding rows hold the poison
+  bool operator==(const AttentionResult&) const = default;
+};
+
+inline float rounded(float x, DType dtype) {
+  if (dtype == DType::kBF16) return bf16_to_f32(f32_to_bf16(x));
+  if (dtype == DType::kF16) return f16_to_f32(f32_to_f16(x));
+  return x;
+}
+
+// Values in a backend's memory as `dtype`.
+inline Array<char> typed_array(const Backend& backend, const std::vector<float>& x, DType dtype) {
+  std::vector<char> bytes(x.size() * dtype_bytes(dtype));
+  for (size_t i = 0; i < x.size(); ++i) {
+    const uint16_t code = dtype == DType::kBF16 ? f32_to_bf16(x[i]) : f32_to_f16(x[i]);
+    if (dtype == DType::kF32)
+      std::memcpy(&bytes[i * 4], &x[i], 4);
+    else
+      std::memcpy(&bytes[i * 2], &code, 2);
+  }
+  return Array<char>(backend, bytes);
+}
+
+inline AttentionResult run(const Backend& backend, const AttentionProblem& a) {
+  auto q = typed_array(backend, a.q, a.q_dtype), tail = typed_array(backend, a.tail, a.kv_dtype);
+  auto pages = typed_array(backend, a.pages, a.kv_dtype);
+  Array<int32_t> row_offset(backend, a.row_offset), n_nodes(backend, a.n_nodes);
+  Array<int32_t> prefix_len(backend, a.prefix_len), block_table(backend, a.block_table);
+  Array<uint64_t> ancestors(backend, a.ancestors);
+  const size_t n_out = static_cast<size_t>(a.n_rows) * a.heads * a.latent;
+  auto out = poisoned<char>(backend, n_out * dtype_bytes(a.out_dtype));
+  auto lse = poisoned<float>(backend, static_cast<size_t>(a.n_rows) * a.heads);
+  VerifyAttentionParams p = {
+      .rows = {.n_requests = static_cast<int32_t>(a.row_offset.size()),
+               .n_rows = a.n_rows,
+               .row_offset = row_offset.data(),
+               .n_nodes = n_nodes.data(),
+               .prefix_len = prefix_len.data(),
+               .block_table = block_table.data(),
+               .max_blocks = a.max_blocks},
+      .q = q.data(),
+      .kv_pages = pages.data(),
+      .tail = tail.data(),
+      .ancestors = a.ancestors.empty() ? nullptr : ancestors.data(),
+      .out = out.data(),
+      .lse = lse.data(),
+      .n_words = a.n_words,
+      .n_heads = a.heads,
+      .n_pages = a.n_pages,
+      .latent_dim = a.latent,
+      .rope_dim = a.rope,
+      .scale = a.scale,
+      .q_dtype = a.q_dtype,
+      .kv_dtype = a.kv_dtype,
+      .out_dtype = a.out_dtype,
+  };
+  Scratch scratch(backend, verify_attention_workspace(backend, p));
+  p.workspace = scratch.workspace();
+  verify_attention(backend, p);
+  const std::vector<char> bytes = out.get();
+  AttentionResult result{std::vector<float>(n_out), lse.get()};
+  for (size_t i = 0; i < n_out; ++i) {
+    uint16_t code = 0;
+    if (a.out_dtype == DType::kF32)
+      std::memcpy(&result.out[i], &bytes[i * 4], 4);
+    else
+      std::memcpy(&code, &bytes[i * 2], 2);
+    if (a.out_dtype == DType::kBF16) result.out[i] = bf16_to_f32(code);
+    if (a.out_dtype == DType::kF16) result.out[i] = f16_to_f32(code);
+  }
+  return result;
+}
+
+struct AttentionReference {
+  std::vector<double> out, lse;  // 0 and -inf where nobody writes
+};
+
+inline AttentionReference reference(const AttentionProblem& a) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  AttentionReference r;
+  r.out.resize(static_cast<size_t>(a.n_rows) * a.heads * a.latent);
+  r.lse.assign(static_cast<size_t>(a.n_rows) * a.heads, -kInf);
+  const int width = a.width();
+  for (size_t b = 0; b < a.row_offset.size(); ++b) {
+    for (int node = 0; node < a.n_nodes[b]; ++node) {
+      const int row = a.row_offset[b] + node;
+      std::vector<const float*> keys;
+      for (int i = 0; i < a.prefix_len[b]; ++i) {
+        const size_t page = a.block_table[b * a.max_blocks + i / 64];
+        keys.push_back(&a.pages[(page * 64 + i % 64) * width]);
+      }
+      for (int i = 0; i < a.n_nodes[b]; ++i) {
+        if (a.sees(a.row_offset[b], node, i))
+          keys.push_back(&a.tail[static_cast<size_t>(a.row_offset[b] + i) * width]);
+      }
+      for (int h = 0; h < a.heads; ++h) {
+        const size_t query = static_cast<size_t>(row) * a.heads + h;
+        std::vector<double> scores;
+        for (const float* key : keys) {
+          double s = 0;
+          for (int d = 0; d < width; ++d) s += double{a.q[query * width + d]} * key[d];
+          scores.push_back(s * a.scale);
+        }
+        if (keys.empty()) continue;
+        const double peak = *std::max_element(scores.begin(), scores.end());
+        double total = 0;
+        for (double& s : scores) total += s = std::exp(s - peak);
+        r.lse[query] = peak + std::log(total);
+        for (size_t i = 0; i < keys.size(); ++i)
+          for (int d = 0; d < a.latent; ++d)
+            r.out[query * a.latent + d] += scores[i] / total * keys[i][d];
+      }
+    }
+  }
+  return r;
+}
+
+// Parents of a random tree of n nodes no deeper than max_depth.
+inline std::vector<int> random_parents(Random& random, int n, int max_depth) {
+  std::vector<int> parents = {-1}, depth = {0};
+  while (static_cast<int>(parents.size()) < n) {
+    const int parent = static_cast<int>(random.integer(0, static_cast<int64_t>(depth.size()) - 1));
+    if (depth[parent] >= max_depth) continue;
+    parents.push_back(parent);
+    depth.push_back(depth[parent] + 1);
+  }
+  return parents;
+}
+
+// Adds a request (rows behind those there are, pages dealt from the end of the pool) with random
+// keys and queries. parents empty = a causal chain of n rows.
+inline void add_request(AttentionProblem& a, Random& random, int prefix, int n,
+                        const std::vector<int>& parents, float magnitude = 1.0f) {
+  const int b = static_cast<int>(a.row_offset.size()), blocks = (prefix + 63) / 64;
+  a.row_offset.push_back(a.n_rows);
+  a.n_nodes.push_back(n);
+  a.prefix_len.push_back(prefix);
+  const int max_blocks = std::max({a.max_blocks, blocks, 1});
+  std::vector<int32_t> table(static_cast<size_t>(b + 1) * max_blocks, -1);
+  for (int r = 0; r < b; ++r)
+    std::copy_n(&a.block_table[static_cast<size_t>(r) * a.max_blocks], a.max_blocks,
+                &table[static_cast<size_t>(r) * max_blocks]);
+  for (int i = 0; i < blocks; ++i)
+    table[static_cast<size_t>(b) * max_blocks + i] = a.n_pages + blocks - 1 - i;
+  a.max_blocks = max_blocks;
+  a.block_table = table;
+  a.n_pages += blocks;
+  a.n_rows += n;
+  const auto extend = [&](std::vector<float>& x, size_t count, DType dtype) {
+    for (size_t i = 0; i < count; ++i) x.push_back(rounded(magnitude * random.normal(), dtype));
+  };
+  extend(a.q, static_cast<size_t>(n) * a.heads * a.width(), a.q_dtype);
+  extend(a.pages, static_cast<size_t>(blocks) * 64 * a.width(), a.kv_dtype);
+  extend(a.tail, static_cast<size_t>(n) * a.width(), a.kv_dtype);
+  for (int i = 0; i < static_cast<int>(parents.size()); ++i) {
+    std::vector<uint64_t> words(a.n_words);
+    for (int node = i; node >= 0; node = parents[node])
+      words[node / 64] |= uint64_t{1} << (node % 64);
+    a.ancestors.insert(a.ancestors.end(), words.begin(), words.end());
+  }
+}
+
+}  // namespace kdt::test

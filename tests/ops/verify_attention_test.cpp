@@ -1,0 +1,442 @@
+#include "ops/verify_attention.h"
+
+#include <gtest/gtest.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "base/error.h"
+#include "cpu/attention_block.h"
+#include "cpu/isa.h"
+#include "tests/ops/attention_problem.h"
+#include "tests/ops/golden.h"
+#include "tests/ops/tolerance.h"
+
+namespace kdt::cpu {
+namespace avx2 {
+void attend_block(const AttentionKeys&, AttentionQuery*, int);
+}
+namespace avx512 {
+void attend_block(const AttentionKeys&, AttentionQuery*, int);
+}
+}  // namespace kdt::cpu
+
+namespace kdt::test {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+
+// All used rows within the tolerance, every other row untouched.
+void expect_close(const AttentionProblem& a, const AttentionResult& got) {
+  const AttentionReference want = reference(a);
+  const float poison = poisoned<float>(cpu_backend(), 1).get()[0];
+  std::vector<float> out;
+  std::vector<double> ref;
+  for (int query = 0; query < a.n_rows * a.heads; ++query) {
+    if (!a.used(query / a.heads)) {
+      EXPECT_EQ(got.lse[query], poison);
+      continue;
+    }
+    const auto first = static_cast<ptrdiff_t>(query) * a.latent;
+    out.insert(out.end(), got.out.begin() + first, got.out.begin() + first + a.latent);
+    ref.insert(ref.end(), want.out.begin() + first, want.out.begin() + first + a.latent);
+    if (std::isinf(want.lse[query]))
+      EXPECT_EQ(got.lse[query], -kInf) << "query " << query;
+    else
+      EXPECT_NEAR(got.lse[query], want.lse[query], lse_tolerance(DType::kF32)) << "query " << query;
+  }
+  // Inputs are exact in their own types, so only a narrow output costs accuracy.
+  EXPECT_LE(relative_error(out.data(), ref.data(), out.size()), tolerance(a.out_dtype, 4000));
+}
+
+AttentionProblem random_problem(Random& random, bool chain) {
+  AttentionProblem a;
+  const int heads[] = {1, 2, 3, 4, 8, 17, 64};
+  a.heads = heads[random.integer(0, 6)];
+  const bool odd = random.integer(0, 3) == 0;
+  a.latent = static_cast<int>(odd ? random.integer(1, 40) : 16 * random.integer(1, 6));
+  a.rope = static_cast<int>(odd ? random.integer(0, 20) : 16 * random.integer(0, 2));
+  a.scale = 1.0f / std::sqrt(static_cast<float>(a.width()));
+  a.q_dtype = kTypes[random.integer(0, 2)];
+  a.kv_dtype = kTypes[random.integer(0, 2)];
+  a.out_dtype = kTypes[random.integer(0, 2)];
+  const int n_requests = static_cast<int>(random.integer(1, 4));
+  a.n_words = static_cast<int>(random.integer(2, 3));
+  const int edges[] = {0, 1, 63, 64, 65, 127, 128, 200};
+  for (int b = 0; b < n_requests; ++b) {
+    const int prefix = edges[random.integer(0, 7)];
+    const int n = static_cast<int>(random.integer(0, chain ? 80 : 20));
+    const float magnitude = random.integer(0, 3) ? 1.0f : 6.0f;
+    add_request(a, random, prefix, n,
+                chain || n == 0 ? std::vector<int>{} : random_parents(random, n, 9), magnitude);
+  }
+  if (chain) a.n_words = 0;
+  return a;
+}
+
+TEST(VerifyAttention, RandomTreesMatchDouble) {
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    const AttentionProblem a = random_problem(random, false);
+    expect_close(a, run(cpu_backend(), a));
+  }
+}
+
+TEST(VerifyAttention, RandomChainsMatchDouble) {
+  for (uint64_t seed = 1000; seed < 1060; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    const AttentionProblem a = random_problem(random, true);
+    expect_close(a, run(cpu_backend(), a));
+  }
+}
+
+AttentionProblem mla_problem(int heads) {
+  AttentionProblem a;
+  a.heads = heads;
+  a.latent = 512;
+  a.rope = 64;
+  a.scale = 0.1446796f;
+  a.n_words = 1;
+  return a;
+}
+
+TEST(VerifyAttention, LongPrefixAndLargeScoresMatchDouble) {
+  for (const float magnitude : {0.05f, 1.0f, 4.0f}) {
+    SCOPED_TRACE(testing::Message() << "seed 5, magnitude " << magnitude);
+    Random random(5);
+    AttentionProblem a = mla_problem(4);
+    add_request(a, random, 1500, 3, {-1, 0, 0}, magnitude);
+    expect_close(a, run(cpu_backend(), a));
+  }
+}
+
+AttentionProblem golden_problem(const Golden& g, DType dtype) {
+  AttentionProblem a;
+  a.heads = static_cast<int>(g.shape("q")[1]);
+  a.latent = static_cast<int>(g.shape("out")[2]);
+  a.rope = static_cast<int>(g.shape("q")[2]) - a.latent;
+  a.n_rows = static_cast<int>(g.shape("q")[0]);
+  a.n_pages = static_cast<int>(g.shape("kv_pages")[0]);
+  a.max_blocks = static_cast<int>(g.shape("block_table")[1]);
+  a.scale = g.scalar<float>("scale");
+  a.q_dtype = a.kv_dtype = dtype;
+  a.q = g.floats("q");
+  a.pages = g.floats("kv_pages");
+  a.tail = g.floats("tail");
+  a.row_offset = g.get<int32_t>("row_offset");
+  a.n_nodes = g.get<int32_t>("n_nodes");
+  a.prefix_len = g.get<int32_t>("prefix_len");
+  a.block_table = g.get<int32_t>("block_table");
+  if (g.has("ancestors")) {
+    a.ancestors = g.get<uint64_t>("ancestors");
+    a.n_words = static_cast<int>(g.shape("ancestors")[1]);
+  }
+  return a;
+}
+
+// The inputs are bf16, so running them as bf16 or as fp32 must give the same bits.
+TEST(VerifyAttention, GoldenBundles) {
+  for (const Golden& g : golden_bundles("verify_attention")) {
+    SCOPED_TRACE(g.label());
+    const AttentionProblem a = golden_problem(g, DType::kF32);
+    const AttentionResult got = run(cpu_backend(), a);
+    EXPECT_TRUE(run(cpu_backend(), golden_problem(g, DType::kBF16)) == got);
+    const std::vector<float> out = g.get<float>("out"), lse = g.get<float>("lse");
+    const double keys = a.prefix_len[0] + a.n_nodes[0];
+    EXPECT_LE(relative_error(got.out.data(), out.data(), out.size()),
+              tolerance(DType::kF32, keys + a.width()));
+    for (size_t i = 0; i < lse.size(); ++i) {
+      if (std::isinf(lse[i]))
+        EXPECT_EQ(got.lse[i], lse[i]) << i;
+      else
+        EXPECT_NEAR(got.lse[i], lse[i], lse_tolerance(DType::kF32)) << i;
+    }
+  }
+}
+
+// The bits of one row's heads.
+std::vector<float> row_bits(const AttentionProblem& a, const AttentionResult& r, int row) {
+  const size_t out = static_cast<size_t>(a.heads) * a.latent;
+  std::vector<float> bits(r.out.begin() + row * out, r.out.begin() + (row + 1) * out);
+  bits.insert(bits.end(), r.lse.begin() + row * a.heads, r.lse.begin() + (row + 1) * a.heads);
+  return bits;
+}
+
+// The path of `node` of request b as a problem of its own: the first `n_cached` keys in the prefix,
+// the rest as a causal chain whose last row is the node's query.
+AttentionProblem alone(const AttentionProblem& a, size_t b, int node, int n_cached) {
+  const int width = a.width(), row = a.row_offset[b];
+  std::vector<float> keys;
+  for (int i = 0; i < a.prefix_len[b]; ++i) {
+    const size_t page = a.block_table[b * a.max_blocks + i / 64];
+    const float* key = &a.pages[(page * 64 + i % 64) * width];
+    keys.insert(keys.end(), key, key + width);
+  }
+  for (int i = 0; i < a.n_nodes[b]; ++i) {
+    const float* key = &a.tail[static_cast<size_t>(row + i) * width];
+    if (a.sees(row, node, i)) keys.insert(keys.end(), key, key + width);
+  }
+  AttentionProblem path = a;
+  const int n_keys = static_cast<int>(keys.size()) / width, n = n_keys - n_cached;
+  path.ancestors.clear();
+  path.n_words = 0;
+  path.n_rows = n;
+  path.row_offset = {0};
+  path.n_nodes = {n};
+  path.prefix_len = {n_cached};
+  path.max_blocks = path.n_pages = std::max(1, (n_cached + 63) / 64);
+  path.block_table.clear();
+  for (int i = 0; i < path.max_blocks; ++i) path.block_table.push_back(i);
+  path.pages.assign(static_cast<size_t>(path.n_pages) * 64 * width, NAN);
+  std::copy_n(keys.begin(), static_cast<size_t>(n_cached) * width, path.pages.begin());
+  path.tail.assign(keys.begin() + static_cast<ptrdiff_t>(n_cached) * width, keys.end());
+  path.q.assign(static_cast<size_t>(n) * a.heads * width, 1.0f);
+  std::copy_n(&a.q[static_cast<size_t>(row + node) * a.heads * width], a.heads * width,
+              path.q.end() - a.heads * width);
+  return path;
+}
+
+// Adds the requests of `more`, which has the same dimensions, behind those of `all`.
+void append(AttentionProblem& all, const AttentionProblem& more) {
+  AttentionProblem sum = all.n_rows ? all : more;
+  if (all.n_rows) {
+    const auto extend = [](auto& x, const auto& y) { x.insert(x.end(), y.begin(), y.end()); };
+    extend(sum.q, more.q);
+    extend(sum.pages, more.pages);
+    extend(sum.tail, more.tail);
+    extend(sum.n_nodes, more.n_nodes);
+    extend(sum.prefix_len, more.prefix_len);
+    extend(sum.ancestors, more.ancestors);
+    for (const int32_t offset : more.row_offset) sum.row_offset.push_back(offset + all.n_rows);
+    sum.n_rows += more.n_rows;
+    sum.n_pages += more.n_pages;
+    sum.max_blocks = std::max(all.max_blocks, more.max_blocks);
+    sum.block_table.clear();
+    for (const AttentionProblem* part : std::vector<const AttentionProblem*>{&all, &more}) {
+      for (size_t b = 0; b < part->row_offset.size(); ++b) {
+        for (int i = 0; i < sum.max_blocks; ++i) {
+          const int32_t page =
+              i < part->max_blocks ? part->block_table[b * part->max_blocks + i] : -1;
+          sum.block_table.push_back(page < 0 || part == &all ? page : page + all.n_pages);
+        }
+      }
+    }
+  }
+  all = sum;
+}
+
+TEST(VerifyAttention, BitsDependOnThePathOnly) {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    AttentionProblem a = mla_problem(seed % 2 ? 4 : 3);
+    a.latent = 48;
+    a.rope = seed % 3 ? 16 : 9;
+    a.kv_dtype = kTypes[seed % 3];
+    const int prefixes[] = {0, 1, 57, 63, 64, 65, 120};
+    for (int b = 0; b < 3; ++b) {
+      const int n = static_cast<int>(random.integer(1, 33));
+      add_request(a, random, prefixes[(seed + b) % 7], n, random_parents(random, n, 12));
+    }
+    const AttentionResult batch = run(cpu_backend(), a);
+    for (size_t b = 0; b < 3; ++b) {
+      for (int node = 0; node < a.n_nodes[b]; ++node) {
+        const int row = a.row_offset[b] + node;
+        for (int moved : {0, 2, 64}) {  // tail keys that go to the prefix; the last one stays
+          int depth = 0;
+          for (int i = 0; i < node; ++i) depth += a.sees(a.row_offset[b], node, i);
+          const AttentionProblem path = alone(a, b, node, a.prefix_len[b] + std::min(moved, depth));
+          const AttentionResult single = run(cpu_backend(), path);
+          ASSERT_EQ(row_bits(path, single, path.n_rows - 1), row_bits(a, batch, row))
+              << "request " << b << " node " << node << " moved " << moved;
+        }
+      }
+    }
+  }
+}
+
+TEST(VerifyAttention, ChunksOfAChainGiveTheSameBits) {
+  Random random(77);
+  AttentionProblem whole = mla_problem(4);
+  whole.latent = 64;
+  whole.n_words = 0;
+  add_request(whole, random, 30, 150, {});
+  const AttentionResult want = run(cpu_backend(), whole);
+  for (int cut : {1, 33, 34, 35, 98, 149}) {
+    // The last rows alone, their predecessors' keys in the cache.
+    for (int node = cut; node < 150; node += 29) {
+      const AttentionProblem rest = alone(whole, 0, node, 30 + cut);
+      const AttentionResult got = run(cpu_backend(), rest);
+      ASSERT_EQ(row_bits(rest, got, rest.n_rows - 1), row_bits(whole, want, node)) << cut;
+    }
+  }
+}
+
+// All golden trees of one head count in one call: every row as in its own bundle.
+TEST(VerifyAttention, GoldenRequestsMixed) {
+  for (const int heads : {4, 8, 16}) {
+    AttentionProblem all;
+    std::vector<float> want;
+    for (const Golden& g : golden_bundles("verify_attention")) {
+      const AttentionProblem one = golden_problem(g, DType::kF32);
+      if (one.heads != heads || one.n_words > 1 || one.ancestors.empty() || one.n_pages > 40)
+        continue;
+      const AttentionResult alone = run(cpu_backend(), one);
+      append(all, one);
+      for (int row = 0; row < one.n_rows; ++row) {
+        const std::vector<float> bits = row_bits(one, alone, row);
+        want.insert(want.end(), bits.begin(), bits.end());
+      }
+    }
+    ASSERT_GT(all.row_offset.size(), 1u);
+    const AttentionResult mixed = run(cpu_backend(), all);
+    std::vector<float> got;
+    for (int row = 0; row < all.n_rows; ++row) {
+      const std::vector<float> bits = row_bits(all, mixed, row);
+      got.insert(got.end(), bits.begin(), bits.end());
+    }
+    EXPECT_EQ(got, want) << heads << " heads";
+  }
+}
+
+TEST(VerifyAttention, ThreadsDoNotChangeBits) {
+#ifdef _OPENMP
+  Random random(31);
+  AttentionProblem a = mla_problem(4);
+  add_request(a, random, 70, 9, random_parents(random, 9, 5));
+  add_request(a, random, 3, 1, {-1});
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(1);
+  const AttentionResult want = run(cpu_backend(), a);
+  for (int threads : {2, 3, 7}) {
+    omp_set_num_threads(threads);
+    EXPECT_TRUE(run(cpu_backend(), a) == want) << threads;
+  }
+  omp_set_num_threads(before);
+#endif
+}
+
+TEST(VerifyAttention, InstructionSetsGiveTheSameBits) {
+  if (!cpu::use_avx512()) GTEST_SKIP() << "no AVX-512 here";
+  Random random(91);
+  for (int round = 0; round < 60; ++round) {
+    const int dim = static_cast<int>(16 * random.integer(1, 12));
+    const int value_dim = static_cast<int>(16 * random.integer(1, dim / 16));
+    const int n = static_cast<int>(random.integer(1, 9));
+    const std::vector<float> k = random.normals(64 * dim), q = random.normals(n * dim, 2.0f);
+    cpu::AttentionKeys keys{
+        .key = {}, .value = {}, .dim = dim, .value_dim = value_dim, .scale = 0.1f};
+    for (int i = 0; i < 64; ++i)
+      keys.key[i] = keys.value[i] = random.integer(0, 3) ? &k[i * dim] : nullptr;
+    std::vector<float> acc[2];
+    std::vector<cpu::AttentionQuery> queries[2];
+    for (int isa = 0; isa < 2; ++isa) {
+      acc[isa].assign(n * value_dim, 0.0f);
+      for (int i = 0; i < n; ++i)
+        queries[isa].push_back({&q[i * dim], &acc[isa][i * value_dim], -kInf, 0.0f});
+      for (int block = 0; block < 3; ++block)
+        (isa ? cpu::avx512::attend_block : cpu::avx2::attend_block)(keys, queries[isa].data(), n);
+    }
+    ASSERT_EQ(acc[0], acc[1]) << "round " << round;
+    for (int i = 0; i < n; ++i) {
+      ASSERT_EQ(queries[0][i].max, queries[1][i].max);
+      ASSERT_EQ(queries[0][i].sum, queries[1][i].sum);
+    }
+  }
+}
+
+TEST(VerifyAttention, NanStaysWithTheRowsThatSeeIt) {
+  Random random(13);
+  AttentionProblem a = mla_problem(4);
+  a.latent = 32;
+  const std::vector<int> parents = {-1, 0, 0, 1, 2, 1, 5};
+  add_request(a, random, 40, 7, parents);
+  add_request(a, random, 64, 2, {-1, 0});
+  const AttentionResult clean = run(cpu_backend(), a);
+  for (const float bad_value : {NAN, kInf}) {
+    AttentionProblem bad = a;
+    std::fill_n(&bad.tail[1 * a.width()], a.width(), bad_value);             // node 1's key
+    std::fill_n(&bad.q[4 * a.heads * a.width()], a.heads * a.width(), NAN);  // node 4's query
+    const AttentionResult got = run(cpu_backend(), bad);
+    for (int row = 0; row < 9; ++row) {
+      const bool hit = row == 4 || (row < 7 && a.sees(0, row, 1));
+      if (!hit) {
+        EXPECT_EQ(row_bits(a, got, row), row_bits(a, clean, row)) << row;
+        continue;
+      }
+      for (float x : row_bits(a, got, row)) EXPECT_TRUE(std::isnan(x)) << row;
+    }
+  }
+}
+
+TEST(VerifyAttention, ARowThatSeesNothingIsZero) {
+  Random random(17);
+  AttentionProblem a = mla_problem(4);
+  a.latent = 32;
+  add_request(a, random, 0, 3, {-1, 0, 1});
+  add_request(a, random, 5, 2, {-1, 0});
+  a.ancestors[1] = 0;
+  a.ancestors[4] = 0;
+  const AttentionResult got = run(cpu_backend(), a);
+  expect_close(a, got);
+  for (int i = 0; i < 4 * 32; ++i) EXPECT_EQ(got.out[4 * 32 + i], 0.0f);
+  EXPECT_EQ(got.lse[4], -kInf);
+  EXPECT_TRUE(std::isfinite(got.lse[4 * 4]));  // the prefix alone
+}
+
+TEST(VerifyAttention, EmptyBatchesAreFine) {
+  AttentionProblem a = mla_problem(2);
+  EXPECT_TRUE(run(cpu_backend(), a).out.empty());
+  Random random(3);
+  add_request(a, random, 70, 0, {});
+  EXPECT_TRUE(run(cpu_backend(), a).out.empty());
+}
+
+std::string message_of(const AttentionProblem& a) {
+  try {
+    run(cpu_backend(), a);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(VerifyAttention, RefusesWhatWouldReadOutside) {
+  Random random(19);
+  AttentionProblem good = mla_problem(2);
+  good.latent = 32;
+  add_request(good, random, 70, 3, {-1, 0, 0});
+  EXPECT_EQ(message_of(good), "no error");
+  const auto with = [&](auto change) {
+    AttentionProblem bad = good;
+    change(bad);
+    return message_of(bad);
+  };
+  EXPECT_EQ(with([](auto& a) { a.block_table[1] = 2; }),
+            "verify_attention: block_table is 2, expected 0..1 at block 1 of request 0");
+  EXPECT_EQ(with([](auto& a) { a.block_table[0] = -1; }),
+            "verify_attention: block_table is -1, expected 0..1 at block 0 of request 0");
+  EXPECT_EQ(with([](auto& a) { a.prefix_len[0] = 129; }),
+            "verify_attention: prefix_len is 129, expected 0..128 (max_blocks pages) in request 0");
+  EXPECT_EQ(with([](auto& a) { a.prefix_len[0] = -1; }),
+            "verify_attention: prefix_len is -1, expected 0..128 (max_blocks pages) in request 0");
+  EXPECT_EQ(with([](auto& a) { a.n_nodes[0] = 4; }),
+            "verify_attention: n_nodes is 4, expected 0..3 (n_rows) in request 0");
+  EXPECT_EQ(with([](auto& a) { a.row_offset[0] = 1; }),
+            "verify_attention: row_offset is 1, expected 0..0 for the 3 nodes of request 0");
+  EXPECT_EQ(with([](auto& a) { a.ancestors[2] = 9; }),
+            "verify_attention: ancestors is 9, expected no bit past node 2 in word 0 of node 2");
+  EXPECT_EQ(with([](auto& a) { a.n_words = 0; }),
+            "verify_attention: n_words is 0, expected 1 or more with ancestors");
+  EXPECT_EQ(with([](auto& a) { a.heads = 0; }),
+            "verify_attention: n_heads is 0, expected 1 or more");
+  EXPECT_EQ(with([](auto& a) { a.kv_dtype = DType::kF64; }),
+            "verify_attention: kv_dtype is f64, expected f32, bf16 or f16");
+}
+
+}  // namespace
+}  // namespace kdt::test
