@@ -173,6 +173,14 @@ class TaskRun {
   AttentionQuery queries_[kMaxQueries];
 };
 
+// Below about a million multiplications, waking threads costs more than they save.
+bool worth_threads(const DraftAttentionParams& p) {
+  int64_t n_scores = 0;
+  for (int32_t b = 0; b < p.rows.n_requests; ++b)
+    n_scores += int64_t{p.rows.n_nodes[b]} * (p.rows.prefix_len[b] + p.rows.n_nodes[b]);
+  return n_scores * p.n_heads * 2 * p.head_dim > 1 << 20;
+}
+
 }  // namespace
 
 size_t draft_attention_workspace(const DraftAttentionParams& largest) {
@@ -186,7 +194,8 @@ void draft_attention(const DraftAttentionParams& p, Stream) {
       require_prefix_pages(kOp, p.rows, b, std::numeric_limits<int32_t>::max());
   }
   const Grid grid(p);
-  parallel_for(grid.n_tasks(), true, [&](int64_t i) { TaskRun(p, grid.task(i)).run(); });
+  parallel_for(grid.n_tasks(), worth_threads(p),
+               [&](int64_t i) { TaskRun(p, grid.task(i)).run(); });
 }
 
 }  // namespace kdt::cpu

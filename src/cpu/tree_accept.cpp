@@ -11,6 +11,7 @@ namespace kdt::cpu {
 namespace {
 
 constexpr const char* kOp = "tree_accept";
+constexpr int64_t kThreadLogits = 16384;  // below this one thread is faster
 
 size_t scratch_bytes(const TreeAcceptParams& p) {
   return (static_cast<size_t>(p.vocab) * sizeof(uint64_t) + 63) / 64 * 64;
@@ -79,11 +80,12 @@ void tree_accept(const TreeAcceptParams& p, Stream) {
   check_requests(p);
   for (int32_t b = 0; p.targets && b < p.batch; ++b) {
     const int32_t row = p.row_offset[b];
-    parallel_for(p.n_nodes[b], true, [&](int64_t i) {
+    parallel_for(p.n_nodes[b], int64_t{p.n_nodes[b]} * p.vocab > kThreadLogits, [&](int64_t i) {
       p.targets[row + i] = draw(p, b, row + static_cast<int32_t>(i));
     });
   }
-  parallel_for(p.batch, true, [&](int64_t b) { walk(p, static_cast<int32_t>(b)); });
+  const bool worth_threads = !p.targets && int64_t{p.batch} * p.vocab > kThreadLogits;
+  parallel_for(p.batch, worth_threads, [&](int64_t b) { walk(p, static_cast<int32_t>(b)); });
 }
 
 }  // namespace kdt::cpu

@@ -171,7 +171,9 @@ size_t tree_build_workspace(const TreeBuildParams& largest) {
 
 void tree_build(const TreeBuildParams& p, Stream) {
   check_requests(p);
-  parallel_for(p.batch, true, [&](int64_t b) { Builder(p, static_cast<int32_t>(b)).build(); });
+  const bool worth_threads = int64_t{p.batch} * p.max_budget > 256;
+  parallel_for(p.batch, worth_threads,
+               [&](int64_t b) { Builder(p, static_cast<int32_t>(b)).build(); });
 }
 
 }  // namespace kdt::cpu

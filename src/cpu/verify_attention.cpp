@@ -221,6 +221,16 @@ class TaskRun {
   AttentionQuery queries_[kMaxQueries];
 };
 
+// Below about a million multiplications, waking threads costs more than they save.
+bool worth_threads(const VerifyAttentionParams& p) {
+  int64_t n_scores = 0;
+  for (int32_t b = 0; b < p.rows.n_requests; ++b) {
+    const int64_t n = p.rows.n_nodes[b], tail = p.ancestors ? 1 : n / 2 + 1;
+    n_scores += n * (p.rows.prefix_len[b] + tail) * p.n_heads;
+  }
+  return n_scores * (2 * p.latent_dim + p.rope_dim) > 1 << 20;
+}
+
 void check_requests(const VerifyAttentionParams& p) {
   for (int32_t b = 0; b < p.rows.n_requests; ++b) {
     require_rows_inside(kOp, p.rows, b);
@@ -250,7 +260,8 @@ size_t verify_attention_workspace(const VerifyAttentionParams& largest) {
 void verify_attention(const VerifyAttentionParams& p, Stream) {
   check_requests(p);
   const Grid grid(p);
-  parallel_for(grid.n_tasks(), true, [&](int64_t i) { TaskRun(p, grid.task(i)).run(); });
+  parallel_for(grid.n_tasks(), worth_threads(p),
+               [&](int64_t i) { TaskRun(p, grid.task(i)).run(); });
 }
 
 }  // namespace kdt::cpu

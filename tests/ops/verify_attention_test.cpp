@@ -52,10 +52,10 @@ void expect_close(const AttentionProblem& a, const AttentionResult& got) {
 
 AttentionProblem random_problem(Random& random, bool chain) {
   AttentionProblem a;
-  const int heads[] = {1, 2, 3, 4, 8, 17, 64};
+  const int heads[] = {1, 2, 3, 4, 5, 8, 17};
   a.heads = heads[random.integer(0, 6)];
   const bool odd = random.integer(0, 3) == 0;
-  a.latent = static_cast<int>(odd ? random.integer(1, 40) : 16 * random.integer(1, 6));
+  a.latent = static_cast<int>(odd ? random.integer(1, 40) : 16 * random.integer(1, 5));
   a.rope = static_cast<int>(odd ? random.integer(0, 20) : 16 * random.integer(0, 2));
   a.scale = 1.0f / std::sqrt(static_cast<float>(a.width()));
   a.q_dtype = kTypes[random.integer(0, 2)];
@@ -66,7 +66,7 @@ AttentionProblem random_problem(Random& random, bool chain) {
   const int edges[] = {0, 1, 63, 64, 65, 127, 128, 200};
   for (int b = 0; b < n_requests; ++b) {
     const int prefix = edges[random.integer(0, 7)];
-    const int n = static_cast<int>(random.integer(0, chain ? 80 : 20));
+    const int n = static_cast<int>(random.integer(0, chain ? 50 : 20));
     const float magnitude = random.integer(0, 3) ? 1.0f : 6.0f;
     add_request(a, random, prefix, n,
                 chain || n == 0 ? std::vector<int>{} : random_parents(random, n, 9), magnitude);
@@ -282,6 +282,7 @@ TEST(VerifyAttention, GoldenRequestsMixed) {
     std::vector<float> want;
     for (const Golden& g : golden_bundles("verify_attention")) {
       const AttentionProblem one = golden_problem(g, DType::kF32);
+      if (!all.q.empty() && one.scale != all.scale) continue;
       if (one.heads != heads || one.n_words > 1 || one.ancestors.empty() || one.n_pages > 40)
         continue;
       const AttentionResult alone = run(cpu_backend(), one);
