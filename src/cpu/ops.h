@@ -11,6 +11,13 @@ void deallocate(void* data, size_t bytes);
 
 LinearWeight pack_linear(std::span<const LinearSource> groups);
 void linear(const LinearParams& p, Stream stream);
+void embedding(const EmbeddingParams& p, Stream stream);
+void rms_norm(const RmsNormParams& p, Stream stream);
+void rope(const RopeParams& p, Stream stream);
+void silu_mul(const SiluMulParams& p, Stream stream);
+void moe_route(const MoeRouteParams& p, Stream stream);
+size_t moe_experts_workspace(const MoeExpertsParams& largest);
+void moe_experts(const MoeExpertsParams& p, Stream stream);
 size_t verify_attention_workspace(const VerifyAttentionParams& largest);
 void verify_attention(const VerifyAttentionParams& p, Stream stream);
 size_t draft_attention_workspace(const DraftAttentionParams& largest);
