@@ -29,6 +29,11 @@ def tolerance(dtype, length, norm_terms=1.0, norm_ref=1.0):
     return min(bound, CAP[dtype])
 
 
+def lse_tolerance(dtype):
+    """Largest allowed |lse - ref|."""
+    return LSE_CAP[dtype]
+
+
 def relative_error(out, ref):
     """||out - ref|| / ||ref|| in float64 (absolute if ref is 0); inf if shapes differ or if NaN or
     infinities are not in the same places."""

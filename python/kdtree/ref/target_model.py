@@ -11,6 +11,8 @@ from .quantized import fp8_dequantize, int4_dequantize
 from .rope import amplitude, inv_freq, rope, softmax_scale
 from .verify_attention import masked_attention
 
+LATENT_EPS = 1e-6  # of the two latent norms: modeling_deepseek_v3 does not pass rms_norm_eps to them
+
 
 class Target:
     """Weights by their checkpoint names without prefix, dequantized to `dtype`."""
@@ -55,11 +57,11 @@ def attention(target, layer, x, positions, past, visible, captured=None):
     A dict `captured` receives the absorbed queries [M, H, 576]."""
     c, at = target.config, f"model.layers.{layer}.self_attn."
     heads, nope, rotary = c["num_attention_heads"], c["qk_nope_head_dim"], c["qk_rope_head_dim"]
-    eps, latent, factor = c["rms_norm_eps"], c["kv_lora_rank"], amplitude(target.scaling)
+    latent, factor = c["kv_lora_rank"], amplitude(target.scaling)
     if c["q_lora_rank"] is None:
         q = x @ target[at + "q_proj"].T
     else:
-        q = rms_norm(x @ target[at + "q_a_proj"].T, target[at + "q_a_layernorm"], eps)
+        q = rms_norm(x @ target[at + "q_a_proj"].T, target[at + "q_a_layernorm"], LATENT_EPS)
         q = q @ target[at + "q_b_proj"].T
     q = q.reshape(len(x), heads, nope + rotary)
     w_uk, w_uv = mla_absorb(target[at + "kv_b_proj"], heads, nope, c["v_head_dim"])
@@ -67,7 +69,8 @@ def attention(target, layer, x, positions, past, visible, captured=None):
     query = np.concatenate([absorb_query(q[..., :nope], w_uk), q_pe], axis=-1)
     kv = x @ target[at + "kv_a_proj_with_mqa"].T
     k_pe = rope(kv[:, None, latent:], positions, target.frequencies, factor)[:, 0]
-    new = np.concatenate([rms_norm(kv[:, :latent], target[at + "kv_a_layernorm"], eps), k_pe], axis=-1)
+    c_kv = rms_norm(kv[:, :latent], target[at + "kv_a_layernorm"], LATENT_EPS)
+    new = np.concatenate([c_kv, k_pe], axis=-1)
     out, _ = masked_attention(query, np.concatenate([past, new]), visible, attention_scale(target),
                               latent)
     if captured is not None:
