@@ -8,6 +8,8 @@
 namespace kdt::text {
 namespace {
 
+constexpr size_t kMaxTokenBytes = 1024;  // finding the merges of ranks takes its square
+
 uint64_t pair_key(int32_t left, int32_t right) {
   return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
 }
@@ -75,15 +77,16 @@ void BytePairEncoder::index_vocabulary(const std::string& source, std::vector<Vo
   bytes_of_.resize(limit);
   ids_.reserve(vocab.size());
   for (VocabEntry& entry : vocab) {
-    if (entry.bytes.empty()) {
-      throw_error(ErrorCode::kBadFile, "{}: token {} is empty", source, entry.id);
+    if (entry.bytes.empty() || entry.bytes.size() > kMaxTokenBytes) {
+      throw_error(ErrorCode::kBadFile, "{}: token {} has {} bytes, expected 1..{}", source,
+                  entry.id, entry.bytes.size(), kMaxTokenBytes);
     }
     std::string& bytes = bytes_of_[entry.id];
     if (!bytes.empty()) {
       throw_error(ErrorCode::kBadFile, "{}: token id {} appears twice", source, entry.id);
     }
     bytes = std::move(entry.bytes);
-    if (!ids_.emplace(bytes, entry.id).second) {
+    if (!entry.decode_only && !ids_.emplace(bytes, entry.id).second) {
       throw_error(ErrorCode::kBadFile, "{}: tokens {} and {} have the same bytes", source,
                   find(bytes), entry.id);
     }

@@ -14,6 +14,7 @@ namespace kdt::text {
 struct VocabEntry {
   int32_t id;
   std::string bytes;
+  bool decode_only = false;  // text never becomes this token, whatever its bytes
 };
 
 // Tokens `left` and `right` become `merged`. A merge's rank is its index in the list.
@@ -65,9 +66,9 @@ class BytePairEncoder {
  public:
   struct FromRanks {};  // selects the constructor whose merges follow the ids, as in tiktoken
 
-  // `vocab` holds distinct ids >= 0 and distinct byte strings, all 256 single bytes among them;
-  // else throws kBadFile naming `source`. With `whole_piece_first` a piece that is itself a token
-  // is that token, whatever the merges say.
+  // `vocab` holds distinct ids >= 0 and, apart from decode_only tokens, distinct byte strings of at
+  // most 1024 bytes, all 256 single bytes among them; else throws kBadFile naming `source`. With
+  // `whole_piece_first` a piece that is itself a token is that token, whatever the merges say.
   BytePairEncoder(const std::string& source, std::vector<VocabEntry> vocab,
                   const std::vector<MergeRule>& merges, bool whole_piece_first);
   BytePairEncoder(const std::string& source, std::vector<VocabEntry> vocab, FromRanks);

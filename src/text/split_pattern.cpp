@@ -56,7 +56,7 @@ SplitPattern::SplitPattern(const std::string& source, std::string_view pattern, 
                                    &error, &offset, nullptr);
   if (code == nullptr) {
     throw_error(ErrorCode::kBadFile, "{}: split pattern does not compile: {} at byte {} of {}",
-                source, pcre2_message(error), offset, text);
+                source, pcre2_message(error), offset, text.substr(0, 100));
   }
   code_.reset(code);
   // Without a JIT (an unusual CPU or a hardened system) the interpreter gives the same matches.
@@ -76,7 +76,7 @@ int SplitPattern::match(std::string_view subject, size_t start, State* state) co
     // mapping is only touched as far as it is used.
     constexpr size_t kMaxStackBytes = size_t{1} << 30;
     state->jit_stack_.reset(pcre2_jit_stack_create(64 << 10, kMaxStackBytes, nullptr));
-    if (!state->jit_stack_) throw std::bad_alloc();
+    if (!state->jit_stack_) return rc;
     pcre2_jit_stack_assign(static_cast<pcre2_match_context*>(state->context_.get()), nullptr,
                            state->jit_stack_.get());
     rc = attempt();
@@ -102,7 +102,6 @@ void SplitPattern::split(std::string_view subject, State* state,
     done = end;
     start = end;
     if (end == begin && end < subject.size()) start += first_utf8_unit(subject.substr(end)).bytes;
-    if (end == begin && end == subject.size()) break;
   }
   if (done < subject.size() && gaps_ == Gaps::kKeep) pieces->push_back(subject.substr(done));
 }

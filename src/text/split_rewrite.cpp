@@ -2,6 +2,7 @@
 #include <pcre2.h>
 
 #include <array>
+#include <cctype>
 
 #include "base/error.h"
 #include "text/split_pattern.h"
@@ -39,7 +40,7 @@ class Rewriter {
  private:
   [[noreturn]] void refuse(std::string_view what) const {
     throw_error(ErrorCode::kUnsupported, "{}: split pattern uses {} at byte {}: {}", source_, what,
-                at_, pattern_);
+                at_, pattern_.substr(0, 100));
   }
   bool starts_with(std::string_view text) const { return pattern_.substr(at_).starts_with(text); }
   char peek(size_t ahead) const {
@@ -72,6 +73,7 @@ class Rewriter {
     const size_t close = pattern_.find('}', at_);
     if (peek(2) != '{' || close == std::string_view::npos) refuse("a property without braces");
     const std::string_view name = pattern_.substr(at_ + 3, close - at_ - 3);
+    if (name.starts_with('^')) refuse("a negated property");
     if (!is_script(name)) return take(close + 1 - at_);
     const std::string rewritten = fmt::format("\\{}{{sc:{}}}", peek(1), name);
     at_ = close + 1;

@@ -37,8 +37,9 @@ bool decode_base64(std::string_view text, std::string* bytes) {
       if (digit == std::string_view::npos) return false;
       bits = bits << 6 | static_cast<uint32_t>(digit);
     }
-    for (size_t i = 0; i < 3 - padding; ++i)
+    for (size_t i = 0; i < 3 - padding; ++i) {
       bytes->push_back(static_cast<char>(bits >> (16 - 8 * i)));
+    }
   }
   return true;
 }
@@ -61,6 +62,7 @@ void parse_ranks(const std::string& source, std::string_view text, TokenizerSpec
     spec->vocab.push_back(std::move(entry));
   }
   const auto n = static_cast<int32_t>(spec->vocab.size());
+  if (n > 0) checked_token_id(source, n - 1);
   for (const VocabEntry& entry : spec->vocab) {
     if (entry.id < 0 || entry.id >= n) {
       throw_error(ErrorCode::kBadFile, "{}: rank {} among {} ranks, expected 0..{}", source,

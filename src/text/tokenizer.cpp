@@ -10,7 +10,8 @@
 namespace kdt::text {
 namespace {
 
-constexpr size_t kMaxTextBytes = size_t{1} << 30;
+constexpr size_t kMaxTextBytes = size_t{1} << 28;
+constexpr size_t kMaxAddedBytes = 1024;
 constexpr size_t kMaxFileBytes = size_t{1} << 28;
 
 // str.isspace() of Python.
@@ -69,8 +70,12 @@ Tokenizer::Tokenizer(TokenizerSpec spec)
   }
   vocab_size_ = bpe_.id_limit();
   for (AddedToken& token : spec.added) {
-    if (token.content.empty()) {
-      throw_error(ErrorCode::kBadFile, "{}: added token {} is empty", source_, token.id);
+    if (token.content.empty() || token.content.size() > kMaxAddedBytes) {
+      throw_error(ErrorCode::kBadFile, "{}: added token {} has {} bytes, expected 1..{}", source_,
+                  token.id, token.content.size(), kMaxAddedBytes);
+    }
+    if (added_.contains(token.id)) {
+      throw_error(ErrorCode::kBadFile, "{}: added token id {} appears twice", source_, token.id);
     }
     if (!added_ids_.emplace(token.content, token.id).second) {
       throw_error(ErrorCode::kBadFile, "{}: added token '{}' appears twice", source_,
@@ -84,17 +89,20 @@ Tokenizer::Tokenizer(TokenizerSpec spec)
 
 Tokenizer Tokenizer::load(const std::string& dir) {
   const auto path = [&](const char* name) { return (std::filesystem::path(dir) / name).string(); };
+  const auto exists = [](const std::string& file) {
+    std::error_code ignored;
+    return std::filesystem::exists(file, ignored);
+  };
   const auto text_or_empty = [&](const char* name) {
-    return std::filesystem::exists(path(name)) ? read_text_file(path(name), kMaxFileBytes)
-                                               : std::string();
+    return exists(path(name)) ? read_text_file(path(name), kMaxFileBytes) : std::string();
   };
   const std::string ranks = path("tiktoken.model"), json = path("tokenizer.json");
-  if (std::filesystem::exists(ranks)) {
+  if (exists(ranks)) {
     return Tokenizer(parse_tiktoken(ranks, read_text_file(ranks, kMaxFileBytes),
                                     text_or_empty("tokenizer_config.json"),
                                     text_or_empty("config.json")));
   }
-  if (std::filesystem::exists(json)) {
+  if (exists(json)) {
     return Tokenizer(parse_tokenizer_json(json, read_text_file(json, kMaxFileBytes)));
   }
   throw_error(ErrorCode::kIo, "{}: no tokenizer: neither tiktoken.model nor tokenizer.json", dir);

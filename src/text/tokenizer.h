@@ -33,7 +33,7 @@ class Tokenizer {
   // No BOS or other token is added. Ill-formed UTF-8 is first replaced by U+FFFD, as Python's
   // errors='replace' does. Text from a tiktoken.model is first cut as Kimi's own wrapper does:
   // every 400,000 characters, and within each such part every 25,000 whitespace or non-whitespace
-  // characters in a row. Takes O(n log n) time; throws kInvalidArgument above 1 GiB of text.
+  // characters in a row. Takes O(n log n) time; throws kInvalidArgument above 256 MiB of text.
   std::vector<int32_t> encode(std::string_view text, SpecialTokens specials) const;
 
   // The text of all ids, special tokens included; ill-formed UTF-8 becomes U+FFFD as above.

@@ -3,6 +3,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "text/json_fields.h"
@@ -28,18 +29,19 @@ std::array<uint16_t, 0x144> make_alphabet() {
   return byte_of;
 }
 
-// A token that uses any other character stands for its own text, as the ByteLevel decoder has it.
-std::string token_bytes(std::string_view token) {
+// A token that uses any other character stands for its own text, as the ByteLevel decoder has it,
+// and no text is encoded as it.
+VocabEntry vocab_entry(int32_t id, std::string_view token) {
   static const std::array<uint16_t, 0x144> byte_of = make_alphabet();
   std::string bytes;
   for (size_t at = 0; at < token.size();) {
     const Utf8Unit unit = first_utf8_unit(token.substr(at));
     const uint16_t entry = unit.code_point < byte_of.size() ? byte_of[unit.code_point] : 0;
-    if (entry == 0) return std::string(token);
+    if (entry == 0) return {.id = id, .bytes = std::string(token), .decode_only = true};
     bytes.push_back(static_cast<char>(entry - 1));
     at += unit.bytes;
   }
-  return bytes;
+  return {.id = id, .bytes = std::move(bytes)};
 }
 
 class Reader {
@@ -54,6 +56,7 @@ class Reader {
     read_vocab(model);
     read_merges(model);
     read_added_tokens();
+    protect_special_tokens();
     read_normalizer();
     read_pre_tokenizer(optional_field(root_, "pre_tokenizer"));
     if (!has_byte_level_) refuse("pre_tokenizer", "no ByteLevel step; only byte-level BPE is read");
@@ -96,7 +99,7 @@ class Reader {
       const int32_t checked = checked_token_id(source_, id.get<int64_t>());
       ids_.emplace(token, checked);
       tokens_.emplace(checked, token);
-      spec_.vocab.push_back({checked, token_bytes(token)});
+      spec_.vocab.push_back(vocab_entry(checked, token));
     }
   }
 
@@ -160,6 +163,19 @@ class Reader {
                              .special = special,
                              .normalized = flag_field(source_, token, "normalized", !special)});
     }
+  }
+
+  // A special token that is also in the vocab is never the result of merging ordinary text, so that
+  // SpecialTokens::kAsText holds. (A single byte stays what it is: every text needs it.)
+  void protect_special_tokens() {
+    std::unordered_set<int32_t> special;
+    for (const AddedToken& token : spec_.added) {
+      if (token.special && token.content.size() > 1) special.insert(token.id);
+    }
+    for (VocabEntry& entry : spec_.vocab) {
+      if (special.contains(entry.id)) entry.decode_only = true;
+    }
+    std::erase_if(*spec_.merges, [&](const MergeRule& m) { return special.contains(m.merged); });
   }
 
   void read_normalizer() const {

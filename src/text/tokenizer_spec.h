@@ -23,7 +23,7 @@ struct TokenizerSpec {
   std::vector<VocabEntry> vocab;
   std::optional<std::vector<MergeRule>> merges;  // none: they follow the ids, as in tiktoken
   bool whole_piece_first = false;                // with merges: "ignore_merges"
-  std::vector<AddedToken> added;                 // ids distinct from each other
+  std::vector<AddedToken> added;                 // ids and contents distinct
   std::vector<SplitStep> splits;                 // each cuts the pieces of the one before
   bool cut_long_runs = false;                    // Kimi's limits on very long text
 };

@@ -59,8 +59,9 @@ TEST(TokenizerJson, RefusesWhatItDoesNotRead) {
       {"/added_tokens/2/id", 17,
        "t.json: added token '<|im_end|>' with id 17 contradicts model.vocab"},
       {"/added_tokens/2/id", -1, "t.json: token id -1 is outside 0..4194303"},
-      {"/added_tokens/2/content", "", "t.json: added token 4066 is empty"},
+      {"/added_tokens/2/content", "", "t.json: added token 4066 has 0 bytes, expected 1..1024"},
       {"/added_tokens/2/content", "[BOS]", "t.json: added token '[BOS]' appears twice"},
+      {"/added_tokens/2/id", 4065, "t.json: added token id 4065 appears twice"},
       {"/model/vocab/!", 1, "t.json: token id 1 appears twice"},
       {"/model/vocab/!", 9000000000000, "t.json: token id 9000000000000 is outside 0..4194303"},
       {"/model/vocab/!", "0", "t.json: model.vocab['!'] is string, expected an integer"},
@@ -88,6 +89,32 @@ TEST(TokenizerJson, RefusesBrokenJson) {
             "t.json: JSON nested beyond 200 levels");
   EXPECT_EQ(message_of([] { parse_tokenizer_json("t.json", "[]"); }),
             "t.json: field 'model' is missing, expected object");
+}
+
+TEST(TokenizerJson, TextNeverMergesIntoASpecialToken) {
+  // As in tokenizers whose vocab lists the special tokens, here one that merges could make.
+  nlohmann::json json = tiny_json();
+  const int id = json["model"]["vocab"]["self"];
+  json["added_tokens"].push_back({{"id", id}, {"content", "self"}, {"special", true}});
+  for (const bool ignore_merges : {false, true}) {
+    json["model"]["ignore_merges"] = ignore_merges;
+    const Tokenizer tokenizer(parse_tokenizer_json("t.json", json.dump()));
+    const auto ids = tokenizer.encode("self", SpecialTokens::kAsText);
+    EXPECT_GT(ids.size(), 1u);
+    EXPECT_EQ(tokenizer.decode(ids), "self");
+    EXPECT_EQ(tokenizer.encode("self", SpecialTokens::kParse), std::vector<int32_t>{id});
+  }
+}
+
+TEST(TokenizerJson, VocabTextOutsideTheByteAlphabetIsOnlyDecoded) {
+  nlohmann::json json = tiny_json();
+  json["model"]["vocab"]["字字"] = 5000;
+  json["model"]["ignore_merges"] = true;
+  const Tokenizer tokenizer(parse_tokenizer_json("t.json", json.dump()));
+  EXPECT_EQ(tokenizer.token_bytes(5000), "字字");
+  const auto ids = tokenizer.encode("字字", SpecialTokens::kParse);
+  EXPECT_GT(ids.size(), 1u);
+  EXPECT_EQ(tokenizer.decode(ids), "字字");
 }
 
 TEST(TokenizerJson, NeedsEveryByte) {
@@ -157,10 +184,10 @@ TEST(SplitPattern, RewritesWhatPcre2ReadsDifferently) {
 
 TEST(SplitPattern, RefusesWhatEnginesReadDifferently) {
   for (const char* pattern :
-       {R"(^a)",      R"(a$)",   R"(\w+)",     R"(\bx)",       R"((a)\1)",  R"(a{,3})",
-        R"(a{1,3}+)", R"(a{x})", R"([a[bc]])", R"([^a&&[b]])", R"([a&&b])", R"([a&&[b]c])",
-        R"((?x)a)",   R"((?R))", R"((*FAIL))", R"((?P<n>a))",  R"(\K)",     R"(\Qa\E)",
-        R"(\pL)",     R"(\u12)", "[a",         R"([a\)",       "\\"}) {
+       {R"(^a)",      R"(a$)",     R"(\w+)",     R"(\bx)",       R"((a)\1)",  R"(a{,3})",
+        R"(a{1,3}+)", R"(a{x})",   R"([a[bc]])", R"([^a&&[b]])", R"([a&&b])", R"([a&&[b]c])",
+        R"((?x)a)",   R"((?R))",   R"((*FAIL))", R"((?P<n>a))",  R"(\K)",     R"(\Qa\E)",
+        R"(\pL)",     R"(\p{^L})", R"(\u12)",    "[a",           R"([a\)",    "\\"}) {
     EXPECT_THROW(to_pcre2_pattern("p", pattern), Error) << pattern;
   }
   EXPECT_EQ(message_of([] { to_pcre2_pattern("p", "ab\\w"); }),
