@@ -28,6 +28,9 @@ class Golden {
   T scalar(const std::string& name) const {
     return get<T>(name).at(0);
   }
+  bool flag(const std::string& name) const {
+    return reader_.at(name).as<uint8_t>(DType::kBool)[0] != 0;
+  }
   // f32, bf16 or f16 as fp32, also where the bundle holds a seed instead of the values.
   std::vector<float> floats(const std::string& name) const;
 
