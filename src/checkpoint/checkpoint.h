@@ -12,6 +12,8 @@
 
 namespace kdt::checkpoint {
 
+struct TargetConfig;
+
 // Opens every shard at construction; kIo / kBadFile when a shard is missing or broken, or when
 // index and shards disagree (naming shard and tensor). Thread-safe to read. Movable; views stay
 // valid while it lives.
@@ -51,7 +53,6 @@ void read_f32(const TensorView& tensor, float* out);
 
 // Tensors of a target checkpoint that the text model does not use: vision_tower.*, mm_projector.*,
 // rotary_emb.inv_freq buffers, and the MTP layers stored after the last layer.
-struct TargetConfig;
 bool is_skipped(const TargetConfig& config, std::string_view name);
 
 }  // namespace kdt::checkpoint

@@ -22,7 +22,7 @@ enum class WeightKind : uint8_t {
   kSkipped,
   kUnexpected,
 };
-inline constexpr int kWeightKindCount = 11;
+inline constexpr int kWeightKindCount = static_cast<int>(WeightKind::kUnexpected) + 1;
 
 struct ExpectedWeight {
   WeightKind kind;
