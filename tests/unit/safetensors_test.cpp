@@ -110,6 +110,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "overflows"},
         BadHeader{R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})",
                   "f32 [3] needs 12 bytes"},
+        BadHeader{R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})",
+                  "f32 [1] needs 4 bytes, data_offsets [0,8] give 8"},
         BadHeader{R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,9]}})",
                   "within the 8 payload bytes"},
         BadHeader{R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", "expected [begin"},
