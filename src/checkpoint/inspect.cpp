@@ -133,9 +133,9 @@ std::vector<std::string> describe_architecture(const TargetConfig& c) {
           c.n_routed_experts, c.moe_intermediate_size, c.n_experts_per_tok, c.n_shared_experts,
           c.topk_group, c.n_group, c.scoring_func, c.routed_scaling_factor),
       fmt::format("rope          {}", describe_rope(c.rope)),
-      fmt::format("vocabulary    {}, stop tokens {}", c.vocab_size,
-                  c.stop_token_ids.empty() ? "none"
-                                           : fmt::format("{}", fmt::join(c.stop_token_ids, ", "))),
+      fmt::format(
+          "vocabulary    {}, stop tokens {}", c.vocab_size,
+          c.stop_token_ids.empty() ? "none" : fmt::format("{}", fmt::join(c.stop_token_ids, ", "))),
       fmt::format("context       {}", c.max_position_embeddings),
       fmt::format("quantization  {}", describe_quantization(c.quantization)),
   };
