@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from kdtree.ref import philox, tree_build
+from kdtree.ref import philox, sampler, tree_build
 from kdtree.ref.sampler import Sampling, kept_tokens, sample_token, uniforms
 from kdtree.ref.tree_accept import tree_accept_logits
 
@@ -65,6 +65,12 @@ def test_filters_keep_the_token_that_crosses_and_always_one():
     assert kept_tokens(logits, Sampling(1.0, min_p=0.4))[0].tolist() == [0, 1]
     ids, margin = kept_tokens(logits, Sampling(1.0, top_p=0.7500001))
     assert ids.tolist() == [0, 1, 2] and margin < 1e-6
+
+
+def test_a_tied_draw_goes_to_the_lower_id(monkeypatch):
+    monkeypatch.setattr(sampler, "uniforms", lambda seed, position, ids: np.full(len(ids), 0.5))
+    draw = sample_token([0, 2, 1, 2], 0, Sampling(1.0))
+    assert draw.token == 1 and draw.margin == 0
 
 
 def test_greedy_ties_masks_and_bad_rows():

@@ -17,13 +17,13 @@ def random_logp(rng, depth, vocab, tie_grid=None):
     return logp, ids
 
 
-def path_score(lp, ranks):
+def path_score(lp, ranks, sibling=lambda score, old, new: (score - old) + new):
     """The contract's float64 order of operations: down by first children, right by siblings."""
     score = 0.0
     for d, rank in enumerate(ranks):
         score += lp[d][0]
         for r in range(rank):
-            score = (score - lp[d][r]) + lp[d][r + 1]
+            score = sibling(score, lp[d][r], lp[d][r + 1])
     return score
 
 
@@ -89,6 +89,22 @@ def test_propositions_1_and_2():
             assert expected_acceptance(closed) <= expected_acceptance(paths) + 1e-7
 
 
+def test_scores_keep_the_order_of_operations():
+    """Log-probabilities of very different size, so that float64 sums round and the order shows."""
+    rng = np.random.default_rng(8)
+    exponents = rng.integers(-40, -10, (4, 6))
+    exponents[0] = 1
+    logp = np.ldexp(-rng.random((4, 6)).astype(np.float32), exponents)
+    logp = np.sort(logp)[:, ::-1]
+    lp = logp.astype(np.float64).tolist()
+    tree = tree_build.tree_build(logp, np.tile(np.arange(6, dtype=np.int32), (4, 1)), 400)
+    n_other = 0
+    for ranks, logw in zip(rank_paths(tree)[1:], tree.logw[1:]):
+        assert logw == path_score(lp, ranks)
+        n_other += logw != path_score(lp, ranks, lambda score, old, new: score + (new - old))
+    assert n_other > 10
+
+
 def test_minus_inf_never_enters_and_ends_its_depth():
     logp = np.array([[-1, -2, -np.inf], [-np.inf] * 3, [-1, -1, -1]], np.float32)
     ids = np.tile(np.arange(3, dtype=np.int32), (3, 1))
@@ -146,6 +162,8 @@ def test_draft_topk_order_padding_and_errors():
     assert log_z[0] == np.float32(math.log(math.exp(1) + 2 * math.exp(3) + math.exp(2)))
     assert (logp[0, :4] == np.array([3, 3, 2, 1], np.float32) - log_z[0]).all()
     assert np.isneginf(logp[:, 5:]).all() and np.isneginf(logp[0, 4])
+    many = draft_topk.draft_topk(np.zeros((1, 5000), np.float32), 300)[1]
+    assert many[0].tolist() == list(range(300))
     assert np.isneginf(draft_topk.draft_topk(np.full((1, 3), -np.inf), 2)[0]).all()
     for bad in (np.nan, np.inf):
         with pytest.raises(ValueError, match="NaN"):

@@ -133,11 +133,11 @@ def route_by_hand(logits, bias, n_selected, n_group, topk_group):
     return chosen, [scores[e] / total * 2.5 for e in chosen]
 
 
-@pytest.mark.parametrize("n_group, topk_group", [(1, 1), (8, 4), (4, 1)])
-def test_routing(n_group, topk_group):
+@pytest.mark.parametrize("n_group, topk_group, offset", [(1, 1, 0), (8, 4, -1), (4, 1, -5)])
+def test_routing(n_group, topk_group, offset):
     rng = np.random.default_rng(n_group)
     logits = np.round(rng.normal(size=(20, 32)) * 4) / 4  # ties
-    bias = np.round(rng.normal(size=32)) - 1              # some choices negative
+    bias = np.round(rng.normal(size=32)) + offset         # some choices, or all, negative
     ids, weights = moe.moe_route(logits, bias, 4, n_group, topk_group, 2.5)
     for row in range(20):
         chosen, expected = route_by_hand(logits[row], bias, 4, n_group, topk_group)

@@ -87,6 +87,13 @@ def tie_and_hole_cases():
     certain = (np.array([[0, -np.inf], [0, -np.inf], [0, 0]], np.float32),
                np.array([[3, -1], [4, -1], [5, 6]], np.int32))
     none = (np.full((5, 6), -np.inf, np.float32), np.full((5, 6), -1, np.int32))
+    words = seeded.stream_u32(1203, 5 * 8).reshape(5, 8)
+    shifts = 10 + seeded.seeded_below(1204, (5, 8), 35)
+    shifts[0] = 3
+    wide = -np.ldexp((words >> np.uint32(8)).astype(np.float32), -20 - shifts)
+    uneven = np.sort(wide)[:, ::-1], np.tile(np.arange(8, dtype=np.int32), (5, 1))
+    yield build_batch("uneven", 1203, [uneven], [300], "log-probabilities of very different size: "
+                      "float64 sums round, so the order of operations shows")
     yield build_batch("all_equal", 1200, [equal], [200], "only the rank tuple orders the nodes")
     yield build_batch("certain", 1201, [certain], [20], "log-probability 0: children tie with parents")
     good = draft("realistic", 15000, 5, 60, 6)
