@@ -1,5 +1,6 @@
 """The committed golden bundles are what the generators make: inputs and integers byte for byte,
 floats within 2 ulp or the tolerance function."""
+
 import functools
 import pathlib
 

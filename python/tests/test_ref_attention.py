@@ -1,4 +1,5 @@
 """Attention references against the unabsorbed textbook form, splits and limits."""
+
 import numpy as np
 import pytest
 
@@ -23,7 +24,9 @@ def paged(rng, prefix, width):
 def textbook(query, keys, scale, latent):
     """One row, one head, a list of visible keys: softmax with no tricks."""
     weights = np.exp(scale * np.array([query @ key for key in keys]))
-    return sum(w * key[:latent] for w, key in zip(weights, keys)) / weights.sum(), np.log(weights.sum())
+    return sum(w * key[:latent] for w, key in zip(weights, keys)) / weights.sum(), np.log(
+        weights.sum()
+    )
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 63, 64, 65, 130])
@@ -55,7 +58,9 @@ def test_a_branch_equals_its_path_decoded_alone():
     out, lse = verify_attention(query, pages, table, 70, tail, 0.3, words, n_latent=16)
     for i in range(20):
         path = np.flatnonzero(ancestors.visibility(tree.parent)[i])
-        alone, alone_lse = verify_attention(query[path], pages, table, 70, tail[path], 0.3, None, 16)
+        alone, alone_lse = verify_attention(
+            query[path], pages, table, 70, tail[path], 0.3, None, 16
+        )
         np.testing.assert_allclose(out[i], alone[-1], rtol=1e-12)
         np.testing.assert_allclose(lse[i], alone_lse[-1], rtol=1e-13)
 
@@ -68,15 +73,17 @@ def test_absorbed_equals_unabsorbed():
     c, k_pe = rng.normal(size=(n, latent)), rng.normal(size=(n, rope))
     q_nope, q_pe = rng.normal(size=(n, heads, nope)), rng.normal(size=(n, heads, rope))
     query = np.concatenate([np.einsum("nhd,hdl->nhl", q_nope, w_uk), q_pe], axis=-1)
-    out, _ = masked_attention(query, np.concatenate([c, k_pe], axis=-1), np.tri(n, dtype=bool), 0.2,
-                              latent)
+    out, _ = masked_attention(
+        query, np.concatenate([c, k_pe], axis=-1), np.tri(n, dtype=bool), 0.2, latent
+    )
     for h in range(heads):
         keys, v = np.concatenate([c @ w_uk[h].T, k_pe], axis=-1), c @ w_uv[h].T
         q = np.concatenate([q_nope[:, h], q_pe[:, h]], axis=-1)
         for i in range(n):
-            weights = np.exp(0.2 * (keys[:i + 1] @ q[i]))
-            np.testing.assert_allclose(out[i, h] @ w_uv[h].T, weights @ v[:i + 1] / weights.sum(),
-                                       rtol=1e-10)
+            weights = np.exp(0.2 * (keys[: i + 1] @ q[i]))
+            np.testing.assert_allclose(
+                out[i, h] @ w_uv[h].T, weights @ v[: i + 1] / weights.sum(), rtol=1e-10
+            )
 
 
 def test_empty_rows_and_large_scores():
@@ -97,8 +104,10 @@ def test_merge_of_any_split_is_the_whole(split):
     visible = rng.random((4, 80)) < 0.5
     visible[0, :split] = False
     whole = masked_attention(query, keys, visible, 0.5, 16)
-    parts = [masked_attention(query, keys[part], visible[:, part], 0.5, 16)
-             for part in (slice(0, split), slice(split, None))]
+    parts = [
+        masked_attention(query, keys[part], visible[:, part], 0.5, 16)
+        for part in (slice(0, split), slice(split, None))
+    ]
     out, lse = lse_merge(*parts[0], *parts[1])
     np.testing.assert_allclose(out, whole[0], rtol=1e-11, atol=1e-13)
     np.testing.assert_allclose(lse, whole[1], rtol=1e-13)

@@ -1,5 +1,6 @@
 """The numpy models against what independent implementations say of the tiny pair, and against the
 textbook form of their attention."""
+
 import json
 import pathlib
 
@@ -30,8 +31,9 @@ def drafter():
 @pytest.mark.parametrize("case", ORACLE, ids=range(len(ORACLE)))
 def test_logits_equal_transformers(target, case):
     prompt = case["prompt_ids"]
-    logits, _, _ = target_model.forward(target, prompt, np.arange(len(prompt)),
-                                        target_model.empty_cache(target))
+    logits, _, _ = target_model.forward(
+        target, prompt, np.arange(len(prompt)), target_model.empty_cache(target)
+    )
     top = np.argsort(-logits[-1])[:8]
     assert top.tolist() == case["last_top8_ids"]
     np.testing.assert_allclose(logits[-1][top], case["last_top8_logits"], atol=2e-5)
@@ -46,15 +48,17 @@ def test_deepseek_shapes_equal_transformers(name):
     expected, _ = kdtr.read(directory / f"{name.split('_')[0].replace('fp8', 'fp8_yarn')}.kdtr")
     for i in range(3):
         ids = expected[f"prompt{i}.ids"]
-        logits, _, hidden = target_model.forward(model, ids, np.arange(len(ids)),
-                                                 target_model.empty_cache(model))
+        logits, _, hidden = target_model.forward(
+            model, ids, np.arange(len(ids)), target_model.empty_cache(model)
+        )
         assert relative_error(logits, expected[f"prompt{i}.logits"]) < tolerance("f32", 1 << 20)
         if i == 1:
             assert relative_error(hidden, expected["prompt1.hidden"]) < tolerance("f32", 1 << 20)
 
 
-@pytest.mark.parametrize("mode, key, rounds", [("plain", None, 10), ("chain", "0", 5), (15, "15", 4),
-                                               (64, "64", 3)])
+@pytest.mark.parametrize(
+    "mode, key, rounds", [("plain", None, 10), ("chain", "0", 5), (15, "15", 4), (64, "64", 3)]
+)
 def test_decoding_equals_the_oracle(target, drafter, mode, key, rounds):
     case = ORACLE[1]
     n = sum(case["acceptance"][key][:rounds]) if key else rounds
@@ -90,16 +94,18 @@ def test_attention_equals_unabsorbed_hugging_face_form(target):
     rng = np.random.default_rng(0)
     n, at, eps = 7, "model.layers.2.self_attn.", 1e-6
     x, positions = rng.normal(size=(n, 256)), np.arange(n) + 100
-    out, _ = target_model.attention(target, 2, x, positions, np.zeros((0, 576)), np.tri(n, dtype=bool))
+    out, _ = target_model.attention(
+        target, 2, x, positions, np.zeros((0, 576)), np.tri(n, dtype=bool)
+    )
 
     def norm(y, weight):
-        return y / np.sqrt((y ** 2).mean(-1, keepdims=True) + eps) * target[at + weight]
+        return y / np.sqrt((y**2).mean(-1, keepdims=True) + eps) * target[at + weight]
 
     def rotate(y):  # [n, H, 64]
         halves = np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
         return rope(halves, positions, target.frequencies, interleaved=False)
 
-    q = (norm(x @ target[at + "q_a_proj"].T, "q_a_layernorm") @ target[at + "q_b_proj"].T)
+    q = norm(x @ target[at + "q_a_proj"].T, "q_a_layernorm") @ target[at + "q_b_proj"].T
     q = q.reshape(n, 4, 192)
     kv = x @ target[at + "kv_a_proj_with_mqa"].T
     expanded = norm(kv[:, :512], "kv_a_layernorm") @ target[at + "kv_b_proj"].T
@@ -116,13 +122,17 @@ def test_attention_equals_unabsorbed_hugging_face_form(target):
 
 def test_chunked_prefill_is_whole_prefill(target):
     prompt = np.array(ORACLE[1]["prompt_ids"])
-    whole, cache, hidden = target_model.forward(target, prompt, np.arange(len(prompt)),
-                                                target_model.empty_cache(target))
-    _, first, _ = target_model.forward(target, prompt[:6], np.arange(6),
-                                       target_model.empty_cache(target))
+    whole, cache, hidden = target_model.forward(
+        target, prompt, np.arange(len(prompt)), target_model.empty_cache(target)
+    )
+    _, first, _ = target_model.forward(
+        target, prompt[:6], np.arange(6), target_model.empty_cache(target)
+    )
     rest, second, tail = target_model.forward(target, prompt[6:], np.arange(6, len(prompt)), first)
     np.testing.assert_allclose(rest, whole[6:], rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(np.concatenate([first, second], axis=1), cache, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(
+        np.concatenate([first, second], axis=1), cache, rtol=1e-9, atol=1e-10
+    )
     np.testing.assert_allclose(tail, hidden[:, 6:], rtol=1e-9, atol=1e-9)
 
 
@@ -132,7 +142,9 @@ def test_packed_weights_of_the_checkpoint_round_trip():
     assert (quantized.int4_pack(quantized.int4_unpack(packed)) == packed).all()
 
 
-@pytest.mark.parametrize("window, causal", [(0, False), (4, False), (4, True), (0, True), (100, False)])
+@pytest.mark.parametrize(
+    "window, causal", [(0, False), (4, False), (4, True), (0, True), (100, False)]
+)
 def test_draft_attention_by_hand(window, causal):
     rng = np.random.default_rng(5)
     past, n, heads, kv_heads = 6, 5, 4, 2
@@ -141,8 +153,11 @@ def test_draft_attention_by_hand(window, causal):
     out = dflash.draft_attention(q, k[past:], v[past:], k[:past], v[:past], 0.4, window, causal)
     for i in range(n):
         at = past + i
-        keys = [p for p in range(past + n)
-                if (not window or p > at - window) and (not causal or p <= at)]
+        keys = [
+            p
+            for p in range(past + n)
+            if (not window or p > at - window) and (not causal or p <= at)
+        ]
         for h in range(heads):
             weights = np.exp(0.4 * k[keys, h // 2] @ q[i, h])
             np.testing.assert_allclose(out[i, h], weights @ v[keys, h // 2] / weights.sum())
@@ -150,19 +165,34 @@ def test_draft_attention_by_hand(window, causal):
 
 def small_drafter(**config):
     rng = np.random.default_rng(6)
-    base = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-            "num_key_value_heads": 1, "head_dim": 8, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
-            "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4,
-            "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 3}}
+    base = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100.0,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 3},
+    }
     shapes = {"fc": (16, 32), "hidden_norm": (16,), "norm": (16,)}
     for layer in range(2):
         at = f"layers.{layer}."
-        shapes |= {at + "input_layernorm": (16,), at + "post_attention_layernorm": (16,),
-                   at + "self_attn.q_proj": (16, 16), at + "self_attn.k_proj": (8, 16),
-                   at + "self_attn.v_proj": (8, 16), at + "self_attn.o_proj": (16, 16),
-                   at + "self_attn.q_norm": (8,), at + "self_attn.k_norm": (8,),
-                   at + "mlp.gate_proj": (24, 16), at + "mlp.up_proj": (24, 16),
-                   at + "mlp.down_proj": (16, 24)}
+        shapes |= {
+            at + "input_layernorm": (16,),
+            at + "post_attention_layernorm": (16,),
+            at + "self_attn.q_proj": (16, 16),
+            at + "self_attn.k_proj": (8, 16),
+            at + "self_attn.v_proj": (8, 16),
+            at + "self_attn.o_proj": (16, 16),
+            at + "self_attn.q_norm": (8,),
+            at + "self_attn.k_norm": (8,),
+            at + "mlp.gate_proj": (24, 16),
+            at + "mlp.up_proj": (24, 16),
+            at + "mlp.down_proj": (16, 24),
+        }
     tensors = {f"{name}.weight": rng.normal(size=shape) * 0.5 for name, shape in shapes.items()}
     return base | config, tensors
 
@@ -185,10 +215,22 @@ def test_drafter_options_change_what_they_should():
     changed[-1] += 1
     both = {"layer_types": ["sliding_attention"] * 2}
     np.testing.assert_allclose(run(block=changed, **both)[0][:-1], run(**both)[0][:-1], rtol=1e-12)
-    yarn = {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096,
-            "mscale": 1.0, "mscale_all_dim": 1.0}
-    amplitudes = [dflash.Drafter(*small_drafter(rope_scaling=scaling)).amplitude for scaling in
-                  (None, yarn, {**yarn, "rope_type": "deepseek_yarn"}, {**yarn, "attention_factor": 2})]
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 64.0,
+        "original_max_position_embeddings": 4096,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+    amplitudes = [
+        dflash.Drafter(*small_drafter(rope_scaling=scaling)).amplitude
+        for scaling in (
+            None,
+            yarn,
+            {**yarn, "rope_type": "deepseek_yarn"},
+            {**yarn, "attention_factor": 2},
+        )
+    ]
     assert amplitudes == [1, pytest.approx(1.4158883083), 1, 2]
     # Context keys and values do not depend on how the tokens were grouped.
     drafter = dflash.Drafter(*small_drafter())

@@ -1,4 +1,5 @@
 """Philox against the published vectors; the sampler against its distribution and its rules."""
+
 import numpy as np
 import pytest
 
@@ -9,12 +10,18 @@ from kdtree.ref.tree_accept import tree_accept_logits
 ONES = 0xFFFFFFFF
 
 
-@pytest.mark.parametrize("counter, key, expected", [
-    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-    ((ONES,) * 4, (ONES,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
-     (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
-])
+@pytest.mark.parametrize(
+    "counter, key, expected",
+    [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((ONES,) * 4, (ONES,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
 def test_philox_known_answers(counter, key, expected):
     assert tuple(int(x) for x in philox.philox4x32(counter, key)) == expected
 
@@ -24,7 +31,7 @@ def test_uniforms_take_lane_and_block_from_the_id():
     u = uniforms(seed, position, np.arange(9))
     for token in range(9):
         lanes = philox.philox4x32((position, token // 4, 0, 0), (0x90ABCDEF, 0x12345678))
-        assert u[token] == (int(lanes[token % 4]) + 0.5) / 2 ** 32
+        assert u[token] == (int(lanes[token % 4]) + 0.5) / 2**32
     assert (uniforms(seed, position, [8, 3]) == u[[8, 3]]).all()
 
 
@@ -33,12 +40,15 @@ def softmax(x):
     return p / p.sum()
 
 
-@pytest.mark.parametrize("sampling, kept", [
-    (Sampling(1.0), [0, 1, 2, 3, 4, 5]),
-    (Sampling(0.7, top_k=3), [0, 1, 2]),
-    (Sampling(1.0, top_p=0.8), [0, 1, 2]),
-    (Sampling(1.3, top_k=4, top_p=0.9, min_p=0.4), [0, 1]),
-])
+@pytest.mark.parametrize(
+    "sampling, kept",
+    [
+        (Sampling(1.0), [0, 1, 2, 3, 4, 5]),
+        (Sampling(0.7, top_k=3), [0, 1, 2]),
+        (Sampling(1.0, top_p=0.8), [0, 1, 2]),
+        (Sampling(1.3, top_k=4, top_p=0.9, min_p=0.4), [0, 1]),
+    ],
+)
 def test_draws_follow_the_filtered_softmax(sampling, kept):
     logits = np.array([1.0, 2.5, 2.0, 0.5, 0.0, -1.0], np.float32)[[1, 2, 0, 3, 4, 5]]
     ids, _ = kept_tokens(logits, sampling)

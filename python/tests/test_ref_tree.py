@@ -1,4 +1,5 @@
 """Tree references against brute force: every prefix enumerated, every walk written out."""
+
 import itertools
 import math
 
@@ -81,7 +82,9 @@ def test_propositions_1_and_2():
             total += q[0][ranks[0]] * q[1][ranks[1]] * length
         return total
 
-    assert expected_acceptance(paths) == pytest.approx(np.exp(tree.logw[1:]).sum(), rel=1e-7)  # fp32 logp
+    assert expected_acceptance(paths) == pytest.approx(
+        np.exp(tree.logw[1:]).sum(), rel=1e-7
+    )  # fp32 logp
     every = [p for d in (1, 2) for p in itertools.product(range(3), repeat=d)]
     for other in itertools.combinations(every, 5):
         closed = set(other)
@@ -110,7 +113,9 @@ def test_minus_inf_never_enters_and_ends_its_depth():
     ids = np.tile(np.arange(3, dtype=np.int32), (3, 1))
     tree = tree_build.tree_build(logp, ids, 10)
     assert tree.token.tolist() == [0, 0, 1] and tree.depth.tolist() == [0, 1, 1]
-    dead = tree_build.tree_build(np.full((2, 2), -np.inf, np.float32), ids[:2, :2], 10, root_token=4)
+    dead = tree_build.tree_build(
+        np.full((2, 2), -np.inf, np.float32), ids[:2, :2], 10, root_token=4
+    )
     assert dead.token.tolist() == [4]
     with pytest.raises(ValueError, match="NaN"):
         tree_build.tree_build(np.array([[np.nan]], np.float32), ids[:1, :1], 1)

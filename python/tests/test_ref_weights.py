@@ -1,4 +1,5 @@
 """References of weights and elementwise math against closed forms and published numbers."""
+
 import math
 
 import numpy as np
@@ -9,8 +10,15 @@ from kdtree.ref import moe, numeric, quantized, rope
 from kdtree.ref.mla_absorb import absorb_query, expand_value, mla_absorb
 from kdtree.ref.norm import rms_norm, silu_mul
 
-YARN64 = {"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
-          "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+YARN64 = {
+    "type": "yarn",
+    "factor": 64.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 
 
 def test_int4_nibbles_and_round_trip():
@@ -31,12 +39,22 @@ def test_int4_nibbles_and_round_trip():
 
 
 def test_fp8_values_and_partial_blocks():
-    known = {0x00: 0.0, 0x01: 2.0 ** -9, 0x07: 7 * 2.0 ** -9, 0x08: 2.0 ** -6, 0x38: 1.0, 0x3C: 1.5,
-             0x7E: 448.0, 0xB8: -1.0, 0xFE: -448.0}
+    known = {
+        0x00: 0.0,
+        0x01: 2.0**-9,
+        0x07: 7 * 2.0**-9,
+        0x08: 2.0**-6,
+        0x38: 1.0,
+        0x3C: 1.5,
+        0x7E: 448.0,
+        0xB8: -1.0,
+        0xFE: -448.0,
+    }
     assert all(numeric.f32_from_f8e4m3([code])[0] == value for code, value in known.items())
     codes = np.arange(256, dtype=np.uint8)
-    np.testing.assert_array_equal(numeric.f32_from_f8e4m3(codes),
-                                  kdtr.to_f32(kdtr.Tensor("f8e4m3", codes)))
+    np.testing.assert_array_equal(
+        numeric.f32_from_f8e4m3(codes), kdtr.to_f32(kdtr.Tensor("f8e4m3", codes))
+    )
     codes = np.full((130, 257), 0x3C, np.uint8)
     scale = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
     weight = quantized.fp8_dequantize(codes, scale)
@@ -46,7 +64,9 @@ def test_fp8_values_and_partial_blocks():
 
 def test_bf16_agrees_with_the_container():
     bits = np.arange(1 << 16, dtype=np.uint16)
-    np.testing.assert_array_equal(numeric.f32_from_bf16(bits), kdtr.to_f32(kdtr.Tensor("bf16", bits)))
+    np.testing.assert_array_equal(
+        numeric.f32_from_bf16(bits), kdtr.to_f32(kdtr.Tensor("bf16", bits))
+    )
 
 
 def test_yarn_numbers_of_kimi():
@@ -57,10 +77,10 @@ def test_yarn_numbers_of_kimi():
     np.testing.assert_allclose(ratio[20:], 1 / 64, rtol=1e-6)
     assert ratio[19] > 1 / 64 * 1.01
     np.testing.assert_allclose(ratio[14], 0.5 + 0.5 / 64, rtol=1e-6)
-    assert plain[0] == 1 and plain[16] == pytest.approx(50000 ** -0.5)
+    assert plain[0] == 1 and plain[16] == pytest.approx(50000**-0.5)
     assert rope.yarn_mscale(64, 1) == pytest.approx(1.4158883083, abs=1e-10)
     assert rope.softmax_scale(192, YARN64) == pytest.approx(0.1446796258, abs=1e-10)
-    assert rope.softmax_scale(192) == 192 ** -0.5
+    assert rope.softmax_scale(192) == 192**-0.5
     k2 = {**YARN64, "factor": 32.0, "beta_fast": 1.0}
     assert rope.softmax_scale(192, k2) == pytest.approx(0.1308608, abs=1e-7)
     ratio = rope.inv_freq(64, 50000.0, k2) / plain
@@ -81,15 +101,24 @@ def test_rope_is_a_complex_rotation_and_relative(interleaved):
     x, freq = rng.normal(size=(3, 2, 8)), rope.inv_freq(8, 100.0)
     positions = np.array([0, 5, 1000])
     out = rope.rope(x, positions, freq, 1.0, interleaved)
-    pairs = (lambda y: y[..., 0::2] + 1j * y[..., 1::2]) if interleaved else (
-        lambda y: y[..., :4] + 1j * y[..., 4:])
+    pairs = (
+        (lambda y: y[..., 0::2] + 1j * y[..., 1::2])
+        if interleaved
+        else (lambda y: y[..., :4] + 1j * y[..., 4:])
+    )
     angle = positions[:, None, None] * freq.astype(np.float64)
     np.testing.assert_allclose(pairs(out), pairs(x) * np.exp(1j * angle), atol=1e-4)
     assert (out[0] == x[0]).all()
-    np.testing.assert_allclose(rope.rope(x, positions, freq, 1.5, interleaved), 1.5 * out, rtol=1e-12)
+    np.testing.assert_allclose(
+        rope.rope(x, positions, freq, 1.5, interleaved), 1.5 * out, rtol=1e-12
+    )
     q, k = x[:1], x[1:2]
-    dots = [(rope.rope(q, [p + 9], freq, 1, interleaved) * rope.rope(k, [p], freq, 1, interleaved)).sum()
-            for p in (0, 31)]
+    dots = [
+        (
+            rope.rope(q, [p + 9], freq, 1, interleaved) * rope.rope(k, [p], freq, 1, interleaved)
+        ).sum()
+        for p in (0, 31)
+    ]
     assert dots[0] == pytest.approx(dots[1], abs=1e-5)
 
 
@@ -98,16 +127,22 @@ def test_rope_rounds_the_angle_to_fp32():
     freq = rope.inv_freq(64, 50000.0, YARN64)
     out = rope.rope(np.array([[[1.0, 0.0]]]), [262143], freq[3:4])[0, 0]
     angle32 = float(np.float32(262143) * freq[3])
-    assert math.atan2(out[1], out[0]) == pytest.approx(math.remainder(angle32, 2 * math.pi), abs=1e-9)
+    assert math.atan2(out[1], out[0]) == pytest.approx(
+        math.remainder(angle32, 2 * math.pi), abs=1e-9
+    )
     assert abs(angle32 - 262143 * float(freq[3])) > 1e-4
 
 
 def test_norm_and_activation():
     x = np.array([[3.0, 4.0]])
-    np.testing.assert_allclose(rms_norm(x, np.array([1.0, 2.0]), 0.5),
-                               [[3 / math.sqrt(13), 8 / math.sqrt(13)]])
+    np.testing.assert_allclose(
+        rms_norm(x, np.array([1.0, 2.0]), 0.5), [[3 / math.sqrt(13), 8 / math.sqrt(13)]]
+    )
     assert silu_mul(np.array([0.0, 1.0, -1e4]), np.array([5.0, 2.0, 1.0])).tolist() == [
-        0, pytest.approx(2 / (1 + math.exp(-1))), 0]
+        0,
+        pytest.approx(2 / (1 + math.exp(-1))),
+        0,
+    ]
 
 
 def test_absorption_is_associativity():
@@ -125,7 +160,7 @@ def route_by_hand(logits, bias, n_selected, n_group, topk_group):
     scores = [1 / (1 + math.exp(-x)) for x in logits]
     choice = [s + b for s, b in zip(scores, bias)]
     size = len(logits) // n_group
-    group_score = [sum(sorted(choice[g * size:(g + 1) * size])[-2:]) for g in range(n_group)]
+    group_score = [sum(sorted(choice[g * size : (g + 1) * size])[-2:]) for g in range(n_group)]
     best = sorted(range(n_group), key=lambda g: (-group_score[g], g))[:topk_group]
     allowed = [e for e in range(len(logits)) if e // size in best]
     chosen = sorted(allowed, key=lambda e: (-choice[e], e))[:n_selected]
@@ -137,7 +172,7 @@ def route_by_hand(logits, bias, n_selected, n_group, topk_group):
 def test_routing(n_group, topk_group, offset):
     rng = np.random.default_rng(n_group)
     logits = np.round(rng.normal(size=(20, 32)) * 4) / 4  # ties
-    bias = np.round(rng.normal(size=32)) + offset         # some choices, or all, negative
+    bias = np.round(rng.normal(size=32)) + offset  # some choices, or all, negative
     ids, weights = moe.moe_route(logits, bias, 4, n_group, topk_group, 2.5)
     for row in range(20):
         chosen, expected = route_by_hand(logits[row], bias, 4, n_group, topk_group)

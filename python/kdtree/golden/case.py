@@ -1,4 +1,5 @@
 """A golden case: the arguments of one op call and what the reference says it must produce."""
+
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,12 +12,13 @@ from kdtree.golden.seeded import Seeded
 class Case:
     """One bundle, written to <op>.<name>.kdtr. Tensor names are the fields of the op's params
     struct; scalar fields that no shape tells are tensors of rank 0."""
+
     op: str
     name: str
     seed: int
-    inputs: dict            # name -> ndarray, kdtr.Tensor or Seeded
-    outputs: dict           # name -> ndarray
-    note: str = ""          # what the case is for
+    inputs: dict  # name -> ndarray, kdtr.Tensor or Seeded
+    outputs: dict  # name -> ndarray
+    note: str = ""  # what the case is for
     extra: dict = field(default_factory=dict)  # more metadata
 
     @property
@@ -24,9 +26,16 @@ class Case:
         return f"{self.op}.{self.name}.kdtr"
 
     def metadata(self):
-        meta = {"op": self.op, "case": self.name, "seed": str(self.seed), "note": self.note,
-                "generator": "python -m kdtree.golden",
-                "numpy": np.__version__, "outputs": ",".join(sorted(self.outputs)), **self.extra}
+        meta = {
+            "op": self.op,
+            "case": self.name,
+            "seed": str(self.seed),
+            "note": self.note,
+            "generator": "python -m kdtree.golden",
+            "numpy": np.__version__,
+            "outputs": ",".join(sorted(self.outputs)),
+            **self.extra,
+        }
         for name, value in self.inputs.items():
             if isinstance(value, Seeded):
                 meta[f"seeded.{name}"] = value.describe()

@@ -1,4 +1,5 @@
 """Draft logits of several characters, and the trees built from them."""
+
 import numpy as np
 
 from kdtree import kdtr
@@ -18,7 +19,9 @@ def draft_logits(kind, seed, depth, vocab):
         logits[np.arange(depth), favourite] += np.float32(14)
     elif kind == "ties":
         logits = np.rint(logits / np.float32(2)) * np.float32(2)
-    elif kind == "sparse":  # a grammar's mask: most tokens impossible, all of them at the last depth
+    elif (
+        kind == "sparse"
+    ):  # a grammar's mask: most tokens impossible, all of them at the last depth
         logits[seeded.seeded_below(seed + 1, logits.shape, 4) > 0] = -np.inf
         logits[-1, :] = -np.inf
     return kdtr.to_f32(kdtr.bf16(logits))

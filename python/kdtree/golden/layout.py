@@ -1,4 +1,5 @@
 """Ragged rows and shuffled pages for the ops that know about requests."""
+
 import numpy as np
 
 from kdtree.golden import seeded
@@ -18,10 +19,14 @@ def row_batch(seed, n_nodes, prefix_len, capacity=None):
     pool = seeded.seeded_permutation(seed, n_pages)
     block_table = np.full((len(n_nodes), max(blocks)), -1, np.int32)
     for b, n in enumerate(blocks):
-        block_table[b, :n] = pool[sum(blocks[:b]):][:n]
+        block_table[b, :n] = pool[sum(blocks[:b]) :][:n]
     row_offset = np.concatenate([[0], np.cumsum(n_nodes)[:-1]])
-    return {"row_offset": row_offset.astype(np.int32), "n_nodes": np.array(n_nodes, np.int32),
-            "prefix_len": np.array(prefix_len, np.int32), "block_table": block_table}, n_pages
+    return {
+        "row_offset": row_offset.astype(np.int32),
+        "n_nodes": np.array(n_nodes, np.int32),
+        "prefix_len": np.array(prefix_len, np.int32),
+        "block_table": block_table,
+    }, n_pages
 
 
 def packed_ancestors(trees):

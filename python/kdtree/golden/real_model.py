@@ -1,6 +1,7 @@
 """The tiny pair of models/ and prompts from the oracle file, loaded once, for cases made of real
 activations. Everything runs in float64 and is rounded at the end, so that the order of additions of
 another machine's BLAS does not reach the stored bits."""
+
 import functools
 import json
 import pathlib
@@ -36,9 +37,11 @@ def one_round(index, budget):
     logits, cache, hidden = target_model.forward(target, text, at, target_model.empty_cache(target))
     ctx = dflash.context_kv(drafter, dflash.features(drafter, hidden), at)
     tree = ddtree.draft_tree(target, drafter, int(logits[-1].argmax()), ctx, budget)
-    visible = np.concatenate([np.ones((tree.n_nodes, len(text)), bool),
-                              ancestors.visibility(tree.parent)], axis=1)
+    visible = np.concatenate(
+        [np.ones((tree.n_nodes, len(text)), bool), ancestors.visibility(tree.parent)], axis=1
+    )
     queries = {}
-    _, tail, _ = target_model.forward(target, tree.token, ancestors.positions(tree.depth, len(text)),
-                                      cache, visible, queries)
+    _, tail, _ = target_model.forward(
+        target, tree.token, ancestors.positions(tree.depth, len(text)), cache, visible, queries
+    )
     return tree, cache, tail, queries, target_model.attention_scale(target)

@@ -5,6 +5,7 @@ divisions, each rounded on its own; no function of a math library is called. Lar
 not be stored: a `Seeded` tensor is written as a line of metadata, and tests/golden/README.md gives
 the formula for other readers.
 """
+
 import math
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from kdtree.ref.philox import stream_u32
 
 def seeded_f32(seed, shape, scale):
     """Roughly normal fp32 of standard deviation `scale`: the sum of the four bytes of a random
-    word, less its mean 510, times fp32(scale) / 148 (147.8 is the standard deviation of the sum)."""
+    word, less its mean 510, times fp32(scale) / 148 (its standard deviation is 147.8)."""
     words = stream_u32(seed, math.prod(shape))
     total = words.view(np.uint8).reshape(-1, 4).sum(axis=1, dtype=np.int32) - 510
     return (total.astype(np.float32) * (np.float32(scale) / np.float32(148))).reshape(shape)
@@ -41,6 +42,7 @@ def seeded_permutation(seed, n):
 @dataclass(frozen=True)
 class Seeded:
     """A bf16 input that is not stored: its values are seeded_bf16(seed, shape, scale)."""
+
     seed: int
     shape: tuple
     scale: float

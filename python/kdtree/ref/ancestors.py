@@ -3,6 +3,7 @@
 A node sees its ancestors and itself, never siblings or other branches (arXiv 2604.12989, the
 visibility of its reference code). Bit j % 64 of word j // 64 says that node j is visible.
 """
+
 import numpy as np
 
 

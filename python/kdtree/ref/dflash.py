@@ -1,9 +1,10 @@
-"""The DFlash block-diffusion drafter: a Qwen3-style block that denoises [root, MASK, MASK, ...] over
-key-value pairs projected from the target's hidden states.
+"""The DFlash block-diffusion drafter: a Qwen3-style block that denoises [root, MASK, MASK, ...]
+over key-value pairs projected from the target's hidden states.
 
 Source: z-lab's DFlash (dflash/model.py of its reference code; formats of Kimi-K2.5/K2.6-DFlash) and
 Hugging Face modeling_qwen3.
 """
+
 import numpy as np
 
 from . import safetensors
@@ -52,8 +53,9 @@ def _keys_values(drafter, layer, x, positions):
     """x [M, hidden] -> (k, v) [M, kv_heads, head_dim], k normed per head and rotated."""
     c, at = drafter.config, f"layers.{layer}.self_attn."
     shape = (len(x), c["num_key_value_heads"], c["head_dim"])
-    k = rms_norm((x @ drafter[at + "k_proj"].T).reshape(shape), drafter[at + "k_norm"],
-                 c["rms_norm_eps"])
+    k = rms_norm(
+        (x @ drafter[at + "k_proj"].T).reshape(shape), drafter[at + "k_norm"], c["rms_norm_eps"]
+    )
     k = rope(k, positions, drafter.frequencies, drafter.amplitude, interleaved=False)
     return k, (x @ drafter[at + "v_proj"].T).reshape(shape)
 
@@ -101,12 +103,24 @@ def forward(drafter, embedded, ctx_k, ctx_v):
         sliding = c.get("layer_types") and c["layer_types"][layer] == "sliding_attention"
         x = rms_norm(h, drafter[at + "input_layernorm"], eps)
         q = (x @ drafter[at + "self_attn.q_proj"].T).reshape(n, heads, dim)
-        q = rope(rms_norm(q, drafter[at + "self_attn.q_norm"], eps), positions, drafter.frequencies,
-                 drafter.amplitude, interleaved=False)
+        q = rope(
+            rms_norm(q, drafter[at + "self_attn.q_norm"], eps),
+            positions,
+            drafter.frequencies,
+            drafter.amplitude,
+            interleaved=False,
+        )
         k, v = _keys_values(drafter, layer, x, positions)
-        out = draft_attention(q, k, v, ctx_k[layer], ctx_v[layer], dim ** -0.5,
-                              c["sliding_window"] if sliding else 0,
-                              bool(sliding) and drafter.causal_sliding)
+        out = draft_attention(
+            q,
+            k,
+            v,
+            ctx_k[layer],
+            ctx_v[layer],
+            dim**-0.5,
+            c["sliding_window"] if sliding else 0,
+            bool(sliding) and drafter.causal_sliding,
+        )
         h = h + out.reshape(n, -1) @ drafter[at + "self_attn.o_proj"].T
         x = rms_norm(h, drafter[at + "post_attention_layernorm"], eps)
         h = h + mlp(x, *(drafter[f"{at}mlp.{m}_proj"] for m in ("gate", "up", "down")))

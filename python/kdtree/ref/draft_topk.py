@@ -3,6 +3,7 @@
 Source: the DDTree reference (arXiv 2604.12989): fp32 logits, fp32 log-sum-exp, fp32 difference.
 Order is fixed here because equal logits are common in bf16: logit descending, token id ascending.
 """
+
 import numpy as np
 
 
@@ -36,6 +37,6 @@ def draft_topk(logits, k, log_z=None):
     logp = np.full((depth, k), -np.inf, np.float32)
     ids = np.full((depth, k), -1, np.int32)
     with np.errstate(invalid="ignore"):
-        logp[:, :order.shape[1]] = np.where(alive, top - log_z[:, None], np.float32(-np.inf))
-    ids[:, :order.shape[1]] = np.where(alive, order, -1)
+        logp[:, : order.shape[1]] = np.where(alive, top - log_z[:, None], np.float32(-np.inf))
+    ids[:, : order.shape[1]] = np.where(alive, order, -1)
     return logp, ids, log_z

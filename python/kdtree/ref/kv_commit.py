@@ -2,6 +2,7 @@
 
 The tail is outside the cache, so rejected rows leave no trace and no move can overwrite a source.
 """
+
 import numpy as np
 
 from .verify_attention import PAGE_TOKENS
@@ -21,7 +22,7 @@ def kv_commit(pages, block_table, tail, accepted, start):
 
 
 def gather_features(features, accepted, row_offset=0):
-    """features [n, R, hidden] of the captured layers; accepted [a] node ids of the request whose rows
-    start at row_offset -> [a, n * hidden]: the drafter's features of the accepted rows."""
+    """features [n, R, hidden] of the captured layers; accepted [a] node ids of the request whose
+    rows start at row_offset -> [a, n * hidden]: the drafter's features of the accepted rows."""
     rows = features[:, row_offset + np.asarray(accepted, np.int64)]
     return rows.swapaxes(0, 1).reshape(len(accepted), features.shape[0] * features.shape[2])

@@ -3,6 +3,7 @@
 Source: the online softmax (Milakov and Gimelshein, arXiv 1805.02867) and FlashAttention's split
 reduction (arXiv 2205.14135): out = sum of out_i * exp(lse_i - lse), lse = logaddexp(lse_a, lse_b).
 """
+
 import numpy as np
 
 

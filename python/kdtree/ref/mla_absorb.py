@@ -1,7 +1,7 @@
 """Splits kv_b_proj into the matrices of absorbed MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-k_nope = W_UK c and v = W_UV c, so q_nope . k_nope = (W_UK^T q_nope) . c and the weighted sum of v is
-W_UV times the weighted sum of c: attention can run on the latents c alone.
+k_nope = W_UK c and v = W_UV c, so q_nope . k_nope = (W_UK^T q_nope) . c and the weighted sum of v
+is W_UV times the weighted sum of c: attention can run on the latents c alone.
 """
 
 

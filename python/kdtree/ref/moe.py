@@ -3,12 +3,15 @@
 Experts of groups that lose are set to -inf as in DeepSeek's own inference code (transformers sets
 them to 0, which differs when sigmoid + bias is negative).
 """
+
 import numpy as np
 
 from .norm import silu_mul
 
 
-def moe_route(logits, bias, n_selected, n_group=1, topk_group=1, scaling_factor=1.0, normalize=True):
+def moe_route(
+    logits, bias, n_selected, n_group=1, topk_group=1, scaling_factor=1.0, normalize=True
+):
     """logits [M, E], bias [E] or None -> (ids [M, n_selected] int32, weights [M, n_selected]).
 
     Selection by sigmoid + bias, descending, ties to the lower id; weights are the sigmoids alone.
@@ -30,7 +33,7 @@ def moe_route(logits, bias, n_selected, n_group=1, topk_group=1, scaling_factor=
 
 
 def mlp(x, gate, up, down):
-    """x [M, hidden], gate and up [intermediate, hidden], down [hidden, intermediate] -> [M, hidden]"""
+    """x [M, hidden]; gate, up [intermediate, hidden]; down [hidden, intermediate] -> [M, hidden]"""
     return silu_mul(x @ gate.T, x @ up.T) @ down.T
 
 
@@ -41,5 +44,7 @@ def moe_experts(x, ids, weights, gate, up, down):
     for slot in range(ids.shape[1]):
         for expert in np.unique(ids[:, slot]):
             rows = np.flatnonzero(ids[:, slot] == expert)
-            out[rows] += weights[rows, slot, None] * mlp(x[rows], gate[expert], up[expert], down[expert])
+            out[rows] += weights[rows, slot, None] * mlp(
+                x[rows], gate[expert], up[expert], down[expert]
+            )
     return out

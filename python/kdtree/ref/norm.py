@@ -1,4 +1,5 @@
 """RMSNorm (arXiv 1910.07467) and the SwiGLU activation (arXiv 2002.05202)."""
+
 import numpy as np
 
 

@@ -1,23 +1,13 @@
-"""Narrow float formats as bit patterns: bf16 and OCP FP8 E4M3."""
+"""The narrow float formats of checkpoints, from bit patterns: bf16 and OCP FP8 E4M3."""
+
 import numpy as np
-
-
-def bf16_from_f32(x):
-    """fp32 array -> bf16 bits (uint16), round to nearest even, NaN stays NaN."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    return np.where(nan, (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
 
 
 def f32_from_bf16(bits):
     """bf16 bits (uint16) -> fp32, exact."""
-    return (np.ascontiguousarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def round_bf16(x):
-    """fp32 array rounded to the nearest bf16 values, as fp32."""
-    return f32_from_bf16(bf16_from_f32(x))
+    return (np.ascontiguousarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)).view(
+        np.float32
+    )
 
 
 def f32_from_f8e4m3(bits):

@@ -3,6 +3,7 @@
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011);
 known-answer vectors from the Random123 distribution.
 """
+
 import numpy as np
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -20,8 +21,12 @@ def philox4x32(counter, key):
     k0, k1 = (int(k) for k in key)
     for _ in range(10):
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = ((p1 >> _HALF) ^ c1 ^ np.uint64(k0), p1 & _LOW,
-                          (p0 >> _HALF) ^ c3 ^ np.uint64(k1), p0 & _LOW)
+        c0, c1, c2, c3 = (
+            (p1 >> _HALF) ^ c1 ^ np.uint64(k0),
+            p1 & _LOW,
+            (p0 >> _HALF) ^ c3 ^ np.uint64(k1),
+            p0 & _LOW,
+        )
         k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
     return tuple(c.astype(np.uint32) for c in (c0, c1, c2, c3))
 

@@ -3,6 +3,7 @@
 INT4: compressed-tensors "pack-quantized", symmetric groups (Kimi K2.5 / K2.6 experts).
 FP8: e4m3 blocks of 128 x 128 with fp32 scales (DeepSeek-V3, README_WEIGHTS.md).
 """
+
 import numpy as np
 
 from .numeric import f32_from_f8e4m3

@@ -3,6 +3,7 @@
 Formulas as in Hugging Face transformers: modeling_rope_utils (_compute_yarn_parameters) and
 modeling_deepseek_v3. Frequencies are fp32; angle = fp32 position x fp32 frequency, rounded to fp32.
 """
+
 import math
 
 import numpy as np
@@ -39,19 +40,20 @@ def softmax_scale(qk_dim, scaling=None):
     """DeepSeek-V3: qk_dim^-0.5 times yarn_mscale(factor, mscale_all_dim)^2."""
     all_dim = (scaling or {}).get("mscale_all_dim", 0)
     mscale = yarn_mscale(scaling["factor"], all_dim) if all_dim else 1.0
-    return qk_dim ** -0.5 * mscale ** 2
+    return qk_dim**-0.5 * mscale**2
 
 
 def amplitude(scaling=None):
-    """Factor on cos and sin: an explicit attention_factor, else the ratio of the two mscales if both
-    are given, else yarn_mscale(factor, 1)."""
+    """Factor on cos and sin: an explicit attention_factor, else the ratio of the two mscales if
+    both are given, else yarn_mscale(factor, 1)."""
     if scaling is None:
         return 1.0
     if scaling.get("attention_factor") is not None:
         return float(scaling["attention_factor"])
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return (yarn_mscale(scaling["factor"], scaling["mscale"]) /
-                yarn_mscale(scaling["factor"], scaling["mscale_all_dim"]))
+        return yarn_mscale(scaling["factor"], scaling["mscale"]) / yarn_mscale(
+            scaling["factor"], scaling["mscale_all_dim"]
+        )
     return yarn_mscale(scaling["factor"], 1.0)
 
 
@@ -62,8 +64,11 @@ def rope(x, positions, frequencies, amplitude=1.0, interleaved=True):
     angle = angle.astype(np.float64)[:, None, :]
     cos, sin = np.cos(angle) * amplitude, np.sin(angle) * amplitude
     half = x.shape[-1] // 2
-    first, second = ((np.s_[..., 0::2], np.s_[..., 1::2]) if interleaved else
-                     (np.s_[..., :half], np.s_[..., half:]))
+    first, second = (
+        (np.s_[..., 0::2], np.s_[..., 1::2])
+        if interleaved
+        else (np.s_[..., :half], np.s_[..., half:])
+    )
     out = np.empty_like(x)
     out[first] = x[first] * cos - x[second] * sin
     out[second] = x[second] * cos + x[first] * sin

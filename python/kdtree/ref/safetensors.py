@@ -1,4 +1,5 @@
-"""A small reader of safetensors files: 8-byte header length, JSON header, little-endian payloads."""
+"""A small reader of safetensors: 8-byte header length, JSON header, little-endian payloads."""
+
 import json
 import pathlib
 
@@ -6,16 +7,27 @@ import numpy as np
 
 from .numeric import f32_from_bf16
 
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "I64": "<i8",
-           "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
+_DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "F8_E4M3": "u1",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U8": "u1",
+    "BOOL": "?",
+}
 
 
 def read(path):
     """{name: array}; BF16 becomes fp32, F8_E4M3 stays as uint8 codes, the rest as stored."""
     data = np.fromfile(path, np.uint8)
     header_bytes = int(data[:8].view("<u8")[0])
-    header = json.loads(data[8:8 + header_bytes].tobytes())
-    payload, tensors = data[8 + header_bytes:], {}
+    header = json.loads(data[8 : 8 + header_bytes].tobytes())
+    payload, tensors = data[8 + header_bytes :], {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue

@@ -4,6 +4,7 @@ The draw is the Gumbel-max trick (Gumbel 1954; Maddison et al., arXiv 1411.0030)
 Philox4x32-10 keyed by the request seed and counted by absolute position and token id. So a token
 is the same with and without speculation, for any tree and any batch.
 """
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,17 +15,18 @@ from .philox import philox4x32, split64
 @dataclass
 class Sampling:
     """How a request draws its tokens. The floats are fp32 values, used in float64."""
+
     temperature: float = 0.0  # 0 = greedy
-    top_k: int = 0            # 0 = off
-    top_p: float = 1.0        # (0, 1], 1 = off
-    min_p: float = 0.0        # [0, 1), 0 = off
-    seed: int = 0             # 64 bits
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0  # (0, 1], 1 = off
+    min_p: float = 0.0  # [0, 1), 0 = off
+    seed: int = 0  # 64 bits
 
 
 @dataclass
 class Draw:
     token: int
-    margin: float         # best minus second of the drawn quantity; +inf if one token is kept
+    margin: float  # best minus second of the drawn quantity; +inf if one token is kept
     filter_margin: float  # distance of the nearest token to a top-p or min-p threshold; +inf if off
 
 
@@ -36,7 +38,7 @@ def uniforms(seed, position, token_ids):
     token_ids = np.asarray(token_ids, np.uint64)
     lanes = philox4x32((position, token_ids >> np.uint64(2), 0, 0), split64(seed))
     x = np.choose((token_ids & np.uint64(3)).astype(np.int64), lanes)
-    return (x.astype(np.float64) + 0.5) * 2.0 ** -32
+    return (x.astype(np.float64) + 0.5) * 2.0**-32
 
 
 def argmax_token(logits):
@@ -57,7 +59,7 @@ def kept_tokens(logits, sampling):
     order = np.argsort(-logits, kind="stable")
     order = order[np.isfinite(logits[order])]
     if sampling.top_k > 0:
-        order = order[:sampling.top_k]
+        order = order[: sampling.top_k]
     x = logits[order] / np.float64(np.float32(sampling.temperature))
     p = np.exp(x - x[0])
     p /= p.sum()

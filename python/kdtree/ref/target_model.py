@@ -1,6 +1,7 @@
 """The target model, DeepSeek-V3 / Kimi K2 (arXiv 2412.19437; Hugging Face modeling_deepseek_v3), in
 plain numpy with absorbed MLA: one function for prefill, decoding and tree verification.
 """
+
 import numpy as np
 
 from . import safetensors
@@ -11,7 +12,9 @@ from .quantized import fp8_dequantize, int4_dequantize
 from .rope import amplitude, inv_freq, rope, softmax_scale
 from .verify_attention import masked_attention
 
-LATENT_EPS = 1e-6  # of the two latent norms: modeling_deepseek_v3 does not pass rms_norm_eps to them
+LATENT_EPS = (
+    1e-6  # of the two latent norms: modeling_deepseek_v3 does not pass rms_norm_eps to them
+)
 
 
 class Target:
@@ -22,12 +25,14 @@ class Target:
         self.config = config.get("text_config", config)
         self.dtype = dtype
         prefix = "language_model." if any(n.startswith("language_model.") for n in tensors) else ""
-        self._tensors = {name[len(prefix):]: value for name, value in tensors.items()
-                         if name.startswith(prefix)}
+        self._tensors = {
+            name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)
+        }
         self._cache = {}
         self.scaling = self.config.get("rope_scaling")
-        self.frequencies = inv_freq(self.config["qk_rope_head_dim"], self.config["rope_theta"],
-                                    self.scaling)
+        self.frequencies = inv_freq(
+            self.config["qk_rope_head_dim"], self.config["rope_theta"], self.scaling
+        )
 
     def __getitem__(self, name):
         """The weight `name`, without ".weight"."""
@@ -38,13 +43,17 @@ class Target:
     def _dequantize(self, name):
         tensors = self._tensors
         if f"{name}.weight_packed" in tensors:
-            return int4_dequantize(tensors[f"{name}.weight_packed"], tensors[f"{name}.weight_scale"])
+            return int4_dequantize(
+                tensors[f"{name}.weight_packed"], tensors[f"{name}.weight_scale"]
+            )
         if f"{name}.weight_scale_inv" in tensors:
             return fp8_dequantize(tensors[f"{name}.weight"], tensors[f"{name}.weight_scale_inv"])
         return tensors[name] if name in tensors else tensors[f"{name}.weight"]
 
     def has(self, name):
-        return any(f"{name}{suffix}" in self._tensors for suffix in ("", ".weight", ".weight_packed"))
+        return any(
+            f"{name}{suffix}" in self._tensors for suffix in ("", ".weight", ".weight_packed")
+        )
 
 
 def attention_scale(target):
@@ -53,8 +62,8 @@ def attention_scale(target):
 
 
 def attention(target, layer, x, positions, past, visible, captured=None):
-    """x [M, hidden] (normed), past [S, 576], visible [M, S + M] -> (out [M, hidden], new KV [M, 576]).
-    A dict `captured` receives the absorbed queries [M, H, 576]."""
+    """x [M, hidden] (normed), past [S, 576], visible [M, S + M] -> (out [M, hidden], new KV
+    [M, 576]). A dict `captured` receives the absorbed queries [M, H, 576]."""
     c, at = target.config, f"model.layers.{layer}.self_attn."
     heads, nope, rotary = c["num_attention_heads"], c["qk_nope_head_dim"], c["qk_rope_head_dim"]
     latent, factor = c["kv_lora_rank"], amplitude(target.scaling)
@@ -71,8 +80,9 @@ def attention(target, layer, x, positions, past, visible, captured=None):
     k_pe = rope(kv[:, None, latent:], positions, target.frequencies, factor)[:, 0]
     c_kv = rms_norm(kv[:, :latent], target[at + "kv_a_layernorm"], LATENT_EPS)
     new = np.concatenate([c_kv, k_pe], axis=-1)
-    out, _ = masked_attention(query, np.concatenate([past, new]), visible, attention_scale(target),
-                              latent)
+    out, _ = masked_attention(
+        query, np.concatenate([past, new]), visible, attention_scale(target), latent
+    )
     if captured is not None:
         captured[layer] = query
     value = expand_value(out.astype(target.dtype), w_uv).reshape(len(x), -1)
@@ -89,9 +99,15 @@ def feed_forward(target, layer, x):
     if not target.has(at + "gate"):
         return mlp(x, *matrices(""))
     bias = at + "gate.e_score_correction_bias"
-    ids, weights = moe_route(x @ target[at + "gate"].T, target[bias] if target.has(bias) else None,
-                             c["num_experts_per_tok"], c["n_group"], c["topk_group"],
-                             c["routed_scaling_factor"], c["norm_topk_prob"])
+    ids, weights = moe_route(
+        x @ target[at + "gate"].T,
+        target[bias] if target.has(bias) else None,
+        c["num_experts_per_tok"],
+        c["n_group"],
+        c["topk_group"],
+        c["routed_scaling_factor"],
+        c["norm_topk_prob"],
+    )
     experts = {e: tuple(matrices(f"experts.{e}.")) for e in np.unique(ids)}
     gate, up, down = ({e: parts[i] for e, parts in experts.items()} for i in range(3))
     out = moe_experts(x, ids, weights.astype(target.dtype), gate, up, down)
@@ -102,8 +118,8 @@ def forward(target, tokens, positions, cache, visible=None, captured=None):
     """tokens, positions [M]; cache [layers, S, 576]; visible [M, S + M] bool, default: all of the
     cache and a causal chain.
 
-    Returns (logits [M, V], new KV [layers, M, 576], hidden [layers, M, hidden] = the residual stream
-    after each layer, which is what the drafter reads)."""
+    Returns (logits [M, V], new KV [layers, M, 576], hidden [layers, M, hidden] = the residual
+    stream after each layer, which is what the drafter reads)."""
     c = target.config
     past = cache.shape[1]
     if visible is None:

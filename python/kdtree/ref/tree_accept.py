@@ -4,6 +4,7 @@ Source: DDTree (arXiv 2604.12989) and SpecInfer's naive sampling (arXiv 2305.097
 target token is drawn once, and the walk follows the child that carries it. Every emitted token is
 a draw of the target given its path, so the result is exact at any temperature.
 """
+
 from .sampler import sample_token
 
 

@@ -4,6 +4,7 @@ Source: DDTree (arXiv 2604.12989), Algorithm 1 and its reference code. The prefi
 product of per-depth probabilities are prefix-closed, so a heap that pushes a node's next sibling
 and first child when the node pops yields the optimal tree in at most `budget` pops.
 """
+
 import heapq
 from dataclasses import dataclass
 
@@ -13,11 +14,12 @@ import numpy as np
 @dataclass
 class Tree:
     """Flat tree of N nodes: node 0 is the root, node ids are the pop order."""
-    token: np.ndarray   # [N] int32; token[0] is the root's own token
+
+    token: np.ndarray  # [N] int32; token[0] is the root's own token
     parent: np.ndarray  # [N] int32; parent[i] < i, parent[0] = -1
-    depth: np.ndarray   # [N] int32; depth[0] = 0
-    rank: np.ndarray    # [N] int32; rank among the candidates of its depth, 0 for the root
-    logw: np.ndarray    # [N] float64; log of the path probability, 0 for the root
+    depth: np.ndarray  # [N] int32; depth[0] = 0
+    rank: np.ndarray  # [N] int32; rank among the candidates of its depth, 0 for the root
+    logw: np.ndarray  # [N] float64; log of the path probability, 0 for the root
 
     @property
     def n_nodes(self):
@@ -25,7 +27,7 @@ class Tree:
 
 
 def tree_build(logp, ids, budget, max_depth=None, max_rank=None, root_token=0):
-    """logp [L, K] fp32 (each row descending), ids [L, K] int32 -> Tree with at most budget + 1 nodes.
+    """logp [L, K] fp32 (each row descending), ids [L, K] int32 -> Tree of at most budget + 1 nodes.
 
     max_depth caps the depth below L, max_rank the candidates per depth below K. Ties in logw go to
     the lexicographically smallest tuple of ranks. Entries of -inf never enter, and a depth with
@@ -57,8 +59,13 @@ def tree_build(logp, ids, budget, max_depth=None, max_rank=None, root_token=0):
         if depth < limit:
             push(logw + lp[depth][0], ranks + (0,), node, depth + 1)
     token, parent, depth, rank, logw = zip(*nodes)
-    return Tree(np.array(token, np.int32), np.array(parent, np.int32), np.array(depth, np.int32),
-                np.array(rank, np.int32), np.array(logw, np.float64))
+    return Tree(
+        np.array(token, np.int32),
+        np.array(parent, np.int32),
+        np.array(depth, np.int32),
+        np.array(rank, np.int32),
+        np.array(logw, np.float64),
+    )
 
 
 def child_links(parent):
@@ -79,5 +86,10 @@ def child_links(parent):
 def chain(tokens, root_token=0):
     """The plain DFlash draft as a tree: one child per node. tokens [L] -> Tree of L + 1 nodes."""
     n = len(tokens) + 1
-    return Tree(np.array([root_token, *tokens], np.int32), np.arange(-1, n - 1, dtype=np.int32),
-                np.arange(n, dtype=np.int32), np.zeros(n, np.int32), np.zeros(n, np.float64))
+    return Tree(
+        np.array([root_token, *tokens], np.int32),
+        np.arange(-1, n - 1, dtype=np.int32),
+        np.arange(n, dtype=np.int32),
+        np.zeros(n, np.int32),
+        np.zeros(n, np.float64),
+    )

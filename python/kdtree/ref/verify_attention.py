@@ -3,6 +3,7 @@
 Source: MLA of DeepSeek-V2 (arXiv 2405.04434, section 2.1) with W_UK folded into the query, and the
 tree mask of DDTree. Scores, softmax and sums are float64; the log-sum-exp is natural.
 """
+
 import numpy as np
 
 from . import ancestors
@@ -18,9 +19,9 @@ def gather_pages(pages, block_table, length):
 
 
 def masked_attention(query, keys, visible, scale, n_latent):
-    """query [R, H, D], keys [S, D], visible [R, S] bool -> (out [R, H, n_latent], lse [R, H]), float64.
+    """query [R, H, D], keys [S, D], visible [R, S] bool -> (out [R, H, n_latent], lse [R, H]).
 
-    The value of a key is its first n_latent elements. A row that sees nothing gives 0 and -inf.
+    All in float64. The value of a key is its first n_latent elements. A row that sees nothing gives 0 and -inf.
     """
     rows, heads, width = query.shape
     keys = np.asarray(keys, np.float64)
