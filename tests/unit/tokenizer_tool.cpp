@@ -25,7 +25,7 @@ std::string bytes_of(const std::vector<int32_t>& ids) {
 
 std::vector<int32_t> ids_of(std::string_view bytes) {
   std::vector<int32_t> ids(bytes.size() / sizeof(int32_t));
-  std::memcpy(ids.data(), bytes.data(), ids.size() * sizeof(int32_t));
+  if (!ids.empty()) std::memcpy(ids.data(), bytes.data(), ids.size() * sizeof(int32_t));
   return ids;
 }
 
