@@ -21,7 +21,8 @@ def gather_pages(pages, block_table, length):
 def masked_attention(query, keys, visible, scale, n_latent):
     """query [R, H, D], keys [S, D], visible [R, S] bool -> (out [R, H, n_latent], lse [R, H]).
 
-    All in float64. The value of a key is its first n_latent elements. A row that sees nothing gives 0 and -inf.
+    All in float64. The value of a key is its first n_latent elements.
+    A row that sees nothing gives 0 and -inf.
     """
     rows, heads, width = query.shape
     keys = np.asarray(keys, np.float64)
