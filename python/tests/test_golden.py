@@ -2,7 +2,10 @@
 floats within 2 ulp or the tolerance function."""
 
 import functools
+import os
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -97,3 +100,21 @@ def test_portable_functions_are_accurate():
 def test_case_names_are_unique():
     names = [case.file_name for module in MODULES for case in made_cases(module)]
     assert len(names) == len(set(names))
+
+
+def run_cli(*args):
+    command = [sys.executable, "-m", "kdtree.golden", *map(str, args)]
+    env = {**os.environ, "PYTHONPATH": str(GOLDEN.parents[1] / "python")}
+    return subprocess.run(command, env=env, capture_output=True, text=True)
+
+
+def test_command_writes_the_named_bundles(tmp_path):
+    done = run_cli("lse_merge", "kv_commit", "--out", tmp_path / "new")
+    assert done.returncode == 0, done.stderr
+    expected = [p.name for op in ("kv_commit", "lse_merge") for p in GOLDEN.glob(f"{op}.*.kdtr")]
+    written = sorted((tmp_path / "new").iterdir())
+    assert [path.name for path in written] == sorted(expected)
+    for path in written:
+        assert kdtr.read(path)[1]["op"] == path.name.split(".")[0]
+    unknown = run_cli("no_such_op", "--out", tmp_path)
+    assert unknown.returncode == 2 and "no generator for no_such_op" in unknown.stderr
