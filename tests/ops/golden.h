@@ -31,6 +31,11 @@ class Golden {
   bool flag(const std::string& name) const {
     return reader_.at(name).as<uint8_t>(DType::kBool)[0] != 0;
   }
+  // The elements as they lie in the file.
+  std::vector<uint8_t> bytes(const std::string& name) const {
+    const auto raw = reader_.at(name).bytes;
+    return {raw.begin(), raw.end()};
+  }
   // f32, bf16 or f16 as fp32, also where the bundle holds a seed instead of the values.
   std::vector<float> floats(const std::string& name) const;
 

@@ -2,24 +2,24 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
-#include "base/error.h"
 #include "ops/backend.h"
+#include "tests/ops/expect_error.h"
+#include "tests/ops/golden.h"
 #include "tests/ops/random.h"
+#include "tests/ops/tolerance.h"
 #include "tests/ops/weights.h"
 
-namespace kdt {
+namespace kdt::test {
 namespace {
 
-using test::kAllFormats;
-using test::PackedWeight;
-using test::Random;
-
 // The contract: one chain of fused multiply-adds, k ascending.
-float chain(const test::RandomWeight& w, int64_t row, const float* x) {
+float chain(const RandomWeight& w, int64_t row, const float* x) {
   float sum = 0.0f;
   for (int64_t k = 0; k < w.source.in_features; ++k) sum = std::fma(x[k], w.at(row, k), sum);
   return sum;
@@ -33,39 +33,43 @@ struct Shape {
   bool accumulate = false;
 };
 
-// Runs `n_rows` rows and compares every bit with the chain; gaps must keep their poison.
-void expect_chain(const PackedWeight& weight, const Shape& s, int n_rows, uint64_t seed) {
-  Random random(seed);
+// Runs the first n rows of one input, for every n of `row_counts`, and compares every bit with the
+// chain; gaps between rows must keep their poison.
+void expect_chain(const PackedWeight& weight, const Shape& s, const std::vector<int>& row_counts) {
+  const int64_t most = *std::max_element(row_counts.begin(), row_counts.end());
+  Random random(most);
   const int64_t x_groups = s.shared_x ? 1 : s.groups;
   const int64_t x_stride = x_groups * s.in + s.x_gap, y_stride = s.groups * s.out + s.y_gap;
-  const std::vector<float> x = random.normals(n_rows * x_stride + 1);
-  std::vector<float> y(n_rows * y_stride + 1, test::kPoison), before = y;
-  if (s.accumulate) before = y = random.normals(y.size());
-  linear(weight.backend, {.x = x.data() + 1,
-                          .y = y.data() + 1,
-                          .weight = &weight.packed,
-                          .n_rows = n_rows,
-                          .x_row_stride = x_stride,
-                          .x_group_stride = s.shared_x ? 0 : s.in,
-                          .y_row_stride = y_stride,
-                          .y_group_stride = s.out,
-                          .accumulate = s.accumulate});
-  const auto bits = [](float v) { return std::bit_cast<uint32_t>(v); };
-  for (int64_t m = 0; m < n_rows; ++m) {
-    for (int64_t j = 0; j < y_stride; ++j) {
-      const size_t at = 1 + m * y_stride + j;
-      float want = before[at];
-      if (j < s.groups * s.out) {
-        const int64_t g = j / s.out;
-        const float* row = x.data() + 1 + m * x_stride + (s.shared_x ? 0 : g * s.in);
-        want = chain(weight.sources[g], j % s.out, row);
-        if (s.accumulate) want = before[at] + want;
-      }
-      ASSERT_EQ(bits(y[at]), bits(want)) << "row " << m << " of " << n_rows << ", column " << j
-                                         << ": " << y[at] << ", expected " << want;
+  const std::vector<float> x = random.normals(most * x_stride);
+  std::vector<float> before(most * y_stride, kPoison);
+  if (s.accumulate) before = random.normals(before.size());
+  std::vector<float> want = before;
+  for (int64_t m = 0; m < most; ++m) {
+    for (int64_t j = 0; j < s.groups * s.out; ++j) {
+      const int64_t g = j / s.out;
+      const float* row = x.data() + m * x_stride + (s.shared_x ? 0 : g * s.in);
+      const float sum = chain(weight.sources[g], j % s.out, row);
+      want[m * y_stride + j] = s.accumulate ? before[m * y_stride + j] + sum : sum;
     }
   }
-  ASSERT_EQ(bits(y[0]), bits(before[0]));
+  for (const int n_rows : row_counts) {
+    std::vector<float> y = before;
+    linear(weight.backend, {.x = x.data(),
+                            .y = y.data(),
+                            .weight = &weight.packed,
+                            .n_rows = n_rows,
+                            .x_row_stride = x_stride,
+                            .x_group_stride = s.shared_x ? 0 : s.in,
+                            .y_row_stride = y_stride,
+                            .y_group_stride = s.out,
+                            .accumulate = s.accumulate});
+    for (int64_t i = 0; i < most * y_stride; ++i) {
+      const float expected = i < n_rows * y_stride ? want[i] : before[i];
+      ASSERT_EQ(std::bit_cast<uint32_t>(y[i]), std::bit_cast<uint32_t>(expected))
+          << "row " << i / y_stride << " of " << n_rows << ", column " << i % y_stride << ": "
+          << y[i] << ", expected " << expected;
+    }
+  }
 }
 
 const char* name(WeightFormat format) {
@@ -78,9 +82,10 @@ TEST(Linear, EveryRowCountGivesTheChain) {
     SCOPED_TRACE(name(format));
     const Shape shape = {.groups = 1, .out = 163, .in = 160};
     const PackedWeight weight(cpu_backend(), format, shape.groups, shape.out, shape.in, 1);
-    for (int n_rows = 1; n_rows <= 70; ++n_rows) expect_chain(weight, shape, n_rows, n_rows);
-    expect_chain(weight, shape, 97, 97);
-    expect_chain(weight, shape, 200, 200);
+    std::vector<int> row_counts(70);
+    std::iota(row_counts.begin(), row_counts.end(), 1);
+    expect_chain(weight, shape, row_counts);
+    expect_chain(weight, shape, {96, 97, 200});
   }
 }
 
@@ -99,9 +104,7 @@ TEST(Linear, OddShapesGroupsStridesAndAccumulate) {
       SCOPED_TRACE(name(format) + std::string(" in ") + std::to_string(shape.in));
       const PackedWeight weight(cpu_backend(), format, shape.groups, shape.out, shape.in, 2,
                                 DType::kBF16, 8, 48);
-      for (int n_rows : {1, 2, 3, 4, 5, 8, 9, 12, 13, 25}) {
-        expect_chain(weight, shape, n_rows, n_rows);
-      }
+      expect_chain(weight, shape, {1, 2, 3, 4, 5, 8, 9, 12, 13, 25});
     }
   }
 }
@@ -116,7 +119,7 @@ TEST(Linear, OddInFeatures) {
         const Shape shape = {.groups = 2, .out = 21, .in = in};
         const PackedWeight weight(cpu_backend(), format, 2, shape.out, in, 3, DType::kF32, 32,
                                   block);
-        for (int n_rows : {1, 2, 4, 7, 30}) expect_chain(weight, shape, n_rows, n_rows);
+        expect_chain(weight, shape, {1, 2, 4, 7, 30});
       }
     }
   }
@@ -130,10 +133,8 @@ TEST(Linear, ScaleTypesAndGroupSizes) {
                               dtype, group_size);
       const PackedWeight fp8(cpu_backend(), WeightFormat::kFp8Block, 1, shape.out, shape.in, 5,
                              dtype, 32, group_size);
-      for (int n_rows : {1, 3, 6, 20}) {
-        expect_chain(int4, shape, n_rows, n_rows);
-        expect_chain(fp8, shape, n_rows, n_rows);
-      }
+      expect_chain(int4, shape, {1, 3, 6, 20});
+      expect_chain(fp8, shape, {1, 3, 6, 20});
     }
   }
 }
@@ -180,7 +181,7 @@ TEST(Linear, EveryCodeOfEveryFormatExpandsExactly) {
 TEST(Linear, NanAndInfinityStayInTheirRow) {
   const PackedWeight weight(cpu_backend(), WeightFormat::kBF16, 1, 40, 64, 6);
   for (int n_rows : {2, 8, 30}) {
-    std::vector<float> x(n_rows * 64, 1.0f), y(n_rows * 40, test::kPoison);
+    std::vector<float> x(n_rows * 64, 1.0f), y(n_rows * 40, kPoison);
     x[64 + 5] = std::numeric_limits<float>::quiet_NaN();
     linear(cpu_backend(), {.x = x.data(),
                            .y = y.data(),
@@ -210,20 +211,65 @@ TEST(Linear, PackedBytesFollowTheFormat) {
   EXPECT_EQ(bytes(WeightFormat::kFp8Block), 64 + elements + elements / 128 * 4);
 }
 
-template <typename Call>
-void expect_error(ErrorCode code, const std::string& part, Call call) {
-  try {
-    call();
-    ADD_FAILURE() << "no error; expected one with: " << part;
-  } catch (const Error& e) {
-    EXPECT_EQ(static_cast<int>(e.code()), static_cast<int>(code)) << e.what();
-    EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+// The bundle's weight as sources; `codes` keeps the bytes.
+std::vector<LinearSource> golden_sources(const Golden& g, std::vector<uint8_t>* codes) {
+  const auto shape = g.shape("data");
+  const DType dtype = g.dtype("data");
+  if (dtype == DType::kBF16) {
+    for (float v : g.floats("data")) append_float(codes, dtype, v);
+  } else {
+    *codes = g.bytes("data");
+  }
+  const bool int4 = dtype == DType::kI32, fp8 = dtype == DType::kF8E4M3;
+  std::vector<LinearSource> sources;
+  for (int64_t i = 0; i < shape[0]; ++i) {
+    LinearSource s = {.format = int4                   ? WeightFormat::kInt4Group
+                                : fp8                  ? WeightFormat::kFp8Block
+                                : dtype == DType::kF32 ? WeightFormat::kF32
+                                : dtype == DType::kF16 ? WeightFormat::kF16
+                                                       : WeightFormat::kBF16,
+                      .out_features = shape[1],
+                      .in_features = int4 ? shape[2] * 8 : shape[2],
+                      .data = codes->data() + i * (codes->size() / shape[0])};
+    if (int4) s.group_size = g.scalar<int32_t>("group_size");
+    if (fp8) s.block_size = g.scalar<int32_t>("block_size");
+    sources.push_back(s);
+  }
+  return sources;
+}
+
+TEST(Linear, Golden) {
+  for (const Golden& g : golden_bundles("linear")) {
+    SCOPED_TRACE(g.label());
+    std::vector<uint8_t> codes, scales;
+    std::vector<LinearSource> sources = golden_sources(g, &codes);
+    if (g.has("scale")) {
+      scales = g.bytes("scale");
+      for (size_t i = 0; i < sources.size(); ++i) {
+        sources[i].scale = scales.data() + i * (scales.size() / sources.size());
+        sources[i].scale_dtype = g.dtype("scale");
+      }
+    }
+    LinearWeight w = pack_linear(cpu_backend(), sources);
+    const auto x = g.floats("x"), want = g.floats("y");
+    std::vector<float> y(want.size(), kPoison);
+    linear(cpu_backend(), {.x = x.data(),
+                           .y = y.data(),
+                           .weight = &w,
+                           .n_rows = static_cast<int32_t>(g.shape("x")[0]),
+                           .x_row_stride = w.n_groups * w.in_features,
+                           .x_group_stride = w.in_features,
+                           .y_row_stride = w.n_groups * w.out_features,
+                           .y_group_stride = w.out_features});
+    EXPECT_LE(relative_error(y.data(), want.data(), y.size()),
+              tolerance(DType::kF32, static_cast<double>(w.in_features)));
+    cpu_backend().deallocate(w.data, w.bytes);
   }
 }
 
 TEST(Linear, RefusesBadSources) {
   const auto refuse = [](const std::string& part, auto change) {
-    test::RandomWeight w = test::random_weight(WeightFormat::kInt4Group, 32, 64, 9);
+    RandomWeight w = random_weight(WeightFormat::kInt4Group, 32, 64, 9);
     LinearSource sources[2] = {w.source, w.source};
     change(sources);
     expect_error(ErrorCode::kInvalidArgument, "pack_linear: " + part,
@@ -254,7 +300,7 @@ TEST(Linear, RefusesBadSources) {
 }
 
 TEST(Linear, RefusesNanInFp8AndMoreMemoryThanThereIs) {
-  test::RandomWeight w = test::random_weight(WeightFormat::kFp8Block, 32, 64, 10);
+  RandomWeight w = random_weight(WeightFormat::kFp8Block, 32, 64, 10);
   w.data[1 + 17] = 0xff;
   expect_error(ErrorCode::kNumeric, "NaN", [&] { pack_linear(cpu_backend(), {&w.source, 1}); });
   const LinearSource huge = {.format = WeightFormat::kF32,
@@ -295,4 +341,4 @@ TEST(Linear, RefusesBadArguments) {
 }
 
 }  // namespace
-}  // namespace kdt
+}  // namespace kdt::test
