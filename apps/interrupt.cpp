@@ -1,0 +1,42 @@
+#include "apps/interrupt.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <thread>
+
+namespace kdt::apps {
+namespace {
+
+std::mutex mutex;
+std::vector<std::shared_ptr<engine::RequestStream>> running;  // guarded
+
+void wait_for_signals(sigset_t signals) {
+  while (true) {
+    int signal = 0;
+    sigwait(&signals, &signal);
+    const std::lock_guard lock(mutex);
+    if (running.empty()) ::_exit(kInterruptedStatus);
+    for (const auto& stream : running) stream->cancel();
+    running.clear();
+  }
+}
+
+}  // namespace
+
+void install_interrupt_handler() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::thread(wait_for_signals, signals).detach();
+}
+
+void cancel_on_interrupt(std::vector<std::shared_ptr<engine::RequestStream>> streams) {
+  const std::lock_guard lock(mutex);
+  running = std::move(streams);
+}
+
+}  // namespace kdt::apps
