@@ -142,8 +142,11 @@ int32_t Engine::vocab_size() const {
 int32_t Engine::draft_depth() const {
   return impl_->executor.draft_depth();
 }
-size_t Engine::kv_bytes_per_token() const {
-  return impl_->executor.kv_bytes_per_token();
+size_t Engine::target_kv_bytes_per_token() const {
+  return impl_->executor.target_kv_bytes_per_token();
+}
+size_t Engine::draft_kv_bytes_per_token() const {
+  return impl_->executor.draft_kv_bytes_per_token();
 }
 
 }  // namespace kdt::engine

@@ -35,7 +35,7 @@ enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
 
 // One round's draft tree and the path the target accepted (node ids, root first).
 struct RoundTree {
-  DraftTree tree;
+  tree::DraftTree tree;
   std::vector<int32_t> accepted;
 };
 
