@@ -1,0 +1,304 @@
+// What engine/CONTRACT.md promises, on the tiny pair.
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include "base/error.h"
+#include "tests/engine/tiny_pair.h"
+
+namespace kdt {
+namespace {
+
+using engine::Engine;
+using engine::FinishReason;
+using engine::Request;
+using testing::collect;
+using testing::generate;
+using testing::Output;
+using testing::reference;
+using testing::tiny_options;
+using testing::with_budget;
+
+constexpr int kBudgets[] = {0, -1, 1, 7, 64, 256};
+
+Engine& tiny_engine() {
+  static Engine engine(cpu_backend(), tiny_options());
+  return engine;
+}
+
+Request prompt(size_t index, int32_t max_tokens) {
+  return {.prompt = reference()[index]["prompt_ids"].get<std::vector<int32_t>>(),
+          .max_tokens = max_tokens};
+}
+
+// Every prompt, greedy and sampled: the same tokens for every mode, alone and in a mixed batch.
+void expect_same_in_every_mode(const SamplingParams& sampling) {
+  for (size_t i = 0; i < reference().size(); ++i) {
+    Request request = prompt(i, 40);
+    request.sampling = sampling;
+    request.sampling.seed += i;
+    const Output plain = generate(tiny_engine(), request);
+    ASSERT_FALSE(plain.tokens.empty());
+    for (const int budget : kBudgets)
+      EXPECT_EQ(generate(tiny_engine(), with_budget(request, budget)).tokens, plain.tokens)
+          << "prompt " << i << " budget " << budget;
+
+    // The same request in all modes at once, beside two other prompts.
+    std::vector<std::shared_ptr<engine::RequestStream>> streams;
+    for (const int budget : kBudgets)
+      streams.push_back(tiny_engine().submit(with_budget(request, budget)));
+    const size_t others[] = {(i + 1) % reference().size(), (i + 5) % reference().size()};
+    for (const size_t other : others)
+      streams.push_back(tiny_engine().submit(with_budget(prompt(other, 25), 15)));
+    for (size_t s = 0; s < std::size(kBudgets); ++s)
+      EXPECT_EQ(collect(*streams[s]).tokens, plain.tokens)
+          << "prompt " << i << " budget " << kBudgets[s] << " in a batch";
+    for (size_t s = std::size(kBudgets); s < streams.size(); ++s) collect(*streams[s]);
+  }
+}
+
+TEST(Engine, GreedyIsLossless) {
+  expect_same_in_every_mode({});
+}
+
+TEST(Engine, SampledIsLossless) {
+  expect_same_in_every_mode({.temperature = 0.8f, .seed = 11});
+  expect_same_in_every_mode(
+      {.temperature = 1.1f, .top_p = 0.9f, .min_p = 0.02f, .top_k = 40, .seed = 23});
+}
+
+TEST(Engine, OutputDoesNotDependOnChunksOrThePool) {
+  const Output want = generate(tiny_engine(), with_budget(prompt(4, 30), 15));
+  for (const int chunk : {1, 7, 64}) {
+    engine::EngineOptions options = tiny_options();
+    options.prefill_chunk = chunk;
+    options.max_batch = 2;
+    options.max_budget = 15;
+    Engine engine(cpu_backend(), options);
+    const Output output = generate(engine, with_budget(prompt(4, 30), 15));
+    EXPECT_EQ(output.tokens, want.tokens) << "chunk " << chunk;
+    EXPECT_EQ(output.acceptance, want.acceptance) << "chunk " << chunk;
+  }
+}
+
+// The first two tokens after a prompt, drawn with 4000 seeds through the tree, follow the target's
+// probabilities: chi-square over the likely tokens, the rest in one bin.
+TEST(Engine, SampledTokensFollowTheTarget) {
+  constexpr int kSeeds = 4000;
+  const Request base = prompt(2, 2);
+  const auto probabilities = [&](std::vector<int32_t> tokens) {
+    model::TargetModel target(cpu_backend(), testing::source_path("models/tiny-k2"), {}, {});
+    const int32_t n = static_cast<int32_t>(tokens.size()), zero = 0;
+    target.plan(n, 1, 1);
+    std::vector<int32_t> positions(n);
+    for (int32_t i = 0; i < n; ++i) positions[i] = i;
+    target.forward({.rows = {.n_requests = 1,
+                             .n_rows = n,
+                             .row_offset = &zero,
+                             .n_nodes = &n,
+                             .prefix_len = &zero,
+                             .block_table = &zero,
+                             .max_blocks = 1},
+                    .tokens = tokens.data(),
+                    .positions = positions.data()},
+                   target.make_cache(1));
+    target.compute_logits(n - 1, 1, 0);
+    std::vector<double> p(target.config().vocab_size);
+    double sum = 0.0;
+    for (size_t i = 0; i < p.size(); ++i) sum += p[i] = std::exp(target.logits()[i]);
+    for (double& x : p) x /= sum;
+    return p;
+  };
+  const auto chi_square = [](const std::vector<double>& p, const std::vector<int>& counts, int n,
+                             int* bins) {
+    double rest_p = 0.0, statistic = 0.0;
+    int rest = 0;
+    *bins = 0;
+    const auto add = [&](double expected, int found) {
+      statistic += (found - expected) * (found - expected) / expected;
+      ++*bins;
+    };
+    for (size_t i = 0; i < p.size(); ++i) {
+      if (p[i] * n >= 10) {
+        add(p[i] * n, counts[i]);
+      } else {
+        rest_p += p[i];
+        rest += counts[i];
+      }
+    }
+    if (rest_p * n >= 5) add(rest_p * n, rest);
+    return statistic;
+  };
+
+  std::vector<std::vector<int32_t>> outputs;
+  for (int first = 0; first < kSeeds; first += 8) {
+    std::vector<std::shared_ptr<engine::RequestStream>> streams;
+    for (int seed = first; seed < first + 8; ++seed) {
+      Request request = with_budget(base, 7);
+      request.sampling = {.temperature = 1.0f, .seed = static_cast<uint64_t>(seed)};
+      request.ignore_eos = true;
+      streams.push_back(tiny_engine().submit(request));
+    }
+    for (auto& stream : streams) outputs.push_back(collect(*stream).tokens);
+  }
+
+  const int32_t vocab = tiny_engine().vocab_size();
+  std::vector<int> first(vocab), second(vocab);
+  for (const auto& tokens : outputs) ++first[tokens.at(0)];
+  const int32_t likely =
+      static_cast<int32_t>(std::max_element(first.begin(), first.end()) - first.begin());
+  int n_second = 0;
+  for (const auto& tokens : outputs)
+    if (tokens[0] == likely) ++second[tokens.at(1)], ++n_second;
+  std::vector<int32_t> longer = base.prompt;
+  longer.push_back(likely);
+
+  // Mean bins - 1, deviation sqrt(2 (bins - 1)): five deviations is one failure in a million.
+  const auto expect_fit = [&](const std::vector<double>& p, const std::vector<int>& counts, int n) {
+    int bins = 0;
+    const double statistic = chi_square(p, counts, n, &bins);
+    ASSERT_GE(bins, 3);
+    const double freedom = bins - 1;
+    std::printf("chi-square %.1f with %.0f degrees of freedom, %d draws\n", statistic, freedom, n);
+    EXPECT_LT(statistic, freedom + 5 * std::sqrt(2 * freedom) + 5);
+  };
+  expect_fit(probabilities(base.prompt), first, kSeeds);
+  expect_fit(probabilities(longer), second, n_second);
+}
+
+TEST(Engine, EndsAtTheContextLimit) {
+  engine::EngineOptions options = tiny_options();
+  options.context_len = 40;
+  options.max_batch = 2;
+  Engine engine(cpu_backend(), options);
+  for (const int budget : {0, -1, 64}) {
+    Request request = with_budget(prompt(0, 1000), budget);
+    request.ignore_eos = true;
+    const Output output = generate(engine, request);
+    EXPECT_EQ(output.reason, FinishReason::kLength);
+    EXPECT_EQ(output.tokens.size(), 40 - request.prompt.size());
+  }
+}
+
+TEST(Engine, RefusesWhatCanNeverRun) {
+  const auto message = [](Request request) -> std::string {
+    try {
+      tiny_engine().submit(std::move(request));
+      return "accepted";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  const auto expect = [&](Request request, const char* words) {
+    EXPECT_NE(message(request).find(words), std::string::npos) << message(request);
+  };
+  expect({.prompt = {}}, "the prompt has no tokens");
+  expect({.prompt = std::vector<int32_t>(1024, 5)}, "context of 1024");
+  expect({.prompt = {4096}}, "token id 4096");
+  expect({.prompt = {-1}}, "token id -1");
+  expect({.prompt = {5}, .max_tokens = 0}, "max_tokens");
+  expect(with_budget({.prompt = {5}}, 257), "1..256");
+  Request bad{.prompt = {5}};
+  bad.sampling.temperature = std::numeric_limits<float>::quiet_NaN();
+  expect(bad, "temperature");
+  bad.sampling = {.top_p = 0.0f};
+  expect(bad, "top_p");
+  bad.sampling = {.min_p = 1.0f};
+  expect(bad, "min_p");
+  bad.sampling = {.top_k = -1};
+  expect(bad, "top_k");
+}
+
+TEST(Engine, QueuesForPagesAndRefusesWhatExceedsThem) {
+  engine::EngineOptions options = tiny_options();
+  options.kv_pages = 3;  // 192 tokens: one of the requests below at a time
+  Engine engine(cpu_backend(), options);
+  std::vector<std::shared_ptr<engine::RequestStream>> streams;
+  for (int i = 0; i < 5; ++i) streams.push_back(engine.submit(with_budget(prompt(0, 100), 15)));
+  const Output want = generate(tiny_engine(), prompt(0, 100));
+  for (auto& stream : streams) EXPECT_EQ(collect(*stream).tokens, want.tokens);
+  EXPECT_THROW(engine.submit(prompt(0, 500)), Error);
+}
+
+TEST(Engine, CancelFreesPages) {
+  engine::EngineOptions options = tiny_options();
+  options.kv_pages = 16;  // one full context
+  Engine engine(cpu_backend(), options);
+  Request endless = with_budget(prompt(1, 900), 15);
+  endless.ignore_eos = true;
+  const auto first = engine.submit(endless);
+  const auto waiting = engine.submit(endless);
+  engine::Event event;
+  ASSERT_TRUE(first->next(&event));
+  waiting->cancel();
+  EXPECT_EQ(collect(*waiting).reason, FinishReason::kCancelled);
+  first->cancel();
+  EXPECT_EQ(collect(*first).reason, FinishReason::kCancelled);
+  EXPECT_EQ(generate(engine, prompt(3, 96)).tokens,
+            reference()[3]["greedy_ids"].get<std::vector<int32_t>>());
+}
+
+TEST(Engine, DestructionCancels) {
+  std::shared_ptr<engine::RequestStream> stream;
+  {
+    Engine engine(cpu_backend(), tiny_options());
+    Request endless = prompt(1, 900);
+    endless.ignore_eos = true;
+    stream = engine.submit(endless);
+  }
+  EXPECT_EQ(collect(*stream).reason, FinishReason::kCancelled);
+}
+
+// A backend whose target logits turn to NaN for the request that sits at position 20 of 2 or more.
+Backend poisoned_backend() {
+  Backend backend = cpu_backend();
+  backend.tree_accept = [](const TreeAcceptParams& p, Stream stream) {
+    for (int32_t b = 0; b < p.batch; ++b)
+      if (p.sampling[b].seed == 666 && p.positions[p.row_offset[b]] >= 20)
+        const_cast<float*>(p.logits)[static_cast<int64_t>(p.row_offset[b]) * p.vocab + 7] = NAN;
+    cpu_backend().tree_accept(p, stream);
+  };
+  return backend;
+}
+
+TEST(Engine, NanLogitsEndThatRequestOnly) {
+  const Backend backend = poisoned_backend();
+  Engine engine(backend, tiny_options());
+  Request doomed = with_budget(prompt(0, 96), 15);
+  doomed.sampling.seed = 666;
+  const auto bad = engine.submit(doomed);
+  const auto good = engine.submit(with_budget(prompt(0, 96), 15));
+  const Output output = collect(*bad);
+  EXPECT_EQ(output.reason, FinishReason::kError);
+  EXPECT_NE(output.error.find("not finite"), std::string::npos);
+  EXPECT_EQ(collect(*good).tokens, reference()[0]["greedy_ids"].get<std::vector<int32_t>>());
+}
+
+TEST(Engine, ServesManyClientThreads) {
+  std::vector<std::thread> clients;
+  std::vector<int> correct(6);
+  for (int c = 0; c < 6; ++c)
+    clients.emplace_back([&, c] {
+      for (int round = 0; round < 3; ++round) {
+        const size_t index = (c * 3 + round) % reference().size();
+        auto stream = tiny_engine().submit(with_budget(prompt(index, 30), kBudgets[c]));
+        if (round == 1) {
+          stream->cancel();
+          collect(*stream);
+          continue;
+        }
+        auto want = reference()[index]["greedy_ids"].get<std::vector<int32_t>>();
+        if (want.size() > 30) want.resize(30);
+        correct[c] += collect(*stream).tokens == want;
+      }
+    });
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(correct, std::vector<int>(6, 2));
+}
+
+}  // namespace
+}  // namespace kdt

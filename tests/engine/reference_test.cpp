@@ -1,0 +1,128 @@
+// The engine against the independent implementation of models/tiny-k2: tokens, logits, acceptance
+// lengths and trees (tests/golden/tiny_k2_reference.json).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "tests/engine/tiny_pair.h"
+
+namespace kdt {
+namespace {
+
+using testing::generate;
+using testing::Output;
+using testing::reference;
+using testing::tiny_options;
+
+engine::Engine& tiny_engine() {
+  static engine::Engine engine(cpu_backend(), tiny_options());
+  return engine;
+}
+
+engine::Request request_of(const nlohmann::json& entry) {
+  return {.prompt = entry["prompt_ids"].get<std::vector<int32_t>>(), .max_tokens = 96};
+}
+
+TEST(Reference, GreedyTokensInEveryMode) {
+  for (const auto& entry : reference())
+    for (const int budget : {0, -1, 15, 32, 64}) {
+      const Output output =
+          generate(tiny_engine(), testing::with_budget(request_of(entry), budget));
+      EXPECT_EQ(output.tokens, entry["greedy_ids"].get<std::vector<int32_t>>())
+          << entry["prompt"] << " budget " << budget;
+    }
+}
+
+// Acceptance lengths by the position at which their round starts.
+std::map<int, int> rounds_by_position(const std::vector<int32_t>& lengths) {
+  std::map<int, int> rounds;
+  int position = 0;
+  for (const int length : lengths) {
+    rounds[position] = length;
+    position += length;
+  }
+  return rounds;
+}
+
+TEST(Reference, AcceptanceLengths) {
+  for (const auto& [key, budget] :
+       std::map<std::string, int>{{"0", -1}, {"15", 15}, {"32", 32}, {"64", 64}}) {
+    int n_rounds = 0, n_equal = 0, n_ours = 0, sum = 0, sum_ours = 0;
+    for (const auto& entry : reference()) {
+      const auto want = entry["acceptance"][key].get<std::vector<int32_t>>();
+      const Output output =
+          generate(tiny_engine(), testing::with_budget(request_of(entry), budget));
+      const std::map<int, int> ours = rounds_by_position(output.acceptance);
+      for (const auto& [position, length] : rounds_by_position(want)) {
+        const auto it = ours.find(position);
+        n_equal += it != ours.end() && it->second == length;
+        ++n_rounds;
+        sum += length;
+      }
+      n_ours += static_cast<int>(output.acceptance.size());
+      for (const int length : output.acceptance) sum_ours += length;
+    }
+    const double mean = static_cast<double>(sum) / n_rounds;
+    const double mean_ours = static_cast<double>(sum_ours) / n_ours;
+    std::printf("acceptance[%s]: %d of %d rounds equal, mean %.4f, reference %.4f\n", key.c_str(),
+                n_equal, n_rounds, mean_ours, mean);
+    EXPECT_GE(n_equal, 0.99 * n_rounds) << key;
+    EXPECT_NEAR(mean_ours, mean, 0.005 * mean) << key;
+  }
+}
+
+TEST(Reference, FirstThreeTrees) {
+  for (const auto& entry : reference()) {
+    engine::Request request = testing::with_budget(request_of(entry), 15);
+    request.want_trees = true;
+    const Output output = generate(tiny_engine(), request);
+    for (size_t i = 0; i < entry["trees_budget15"].size(); ++i) {
+      ASSERT_LT(i, output.trees.size());
+      const auto& want = entry["trees_budget15"][i];
+      const auto& [tree, accepted] = output.trees[i];
+      const auto tail = [](const std::vector<int32_t>& all) {
+        return std::vector<int32_t>(all.begin() + 1, all.end());
+      };
+      EXPECT_EQ(tail(tree.tokens), want["tree"]["node_token_ids"].get<std::vector<int32_t>>());
+      EXPECT_EQ(tail(tree.depths), want["tree"]["node_depths"].get<std::vector<int32_t>>());
+      EXPECT_EQ(tree.parents, want["tree"]["parents"].get<std::vector<int32_t>>());
+      EXPECT_EQ(accepted, want["accepted_indices"].get<std::vector<int32_t>>());
+    }
+  }
+}
+
+TEST(Reference, LastPositionLogits) {
+  model::TargetModel target(cpu_backend(), testing::source_path("models/tiny-k2"), {}, {});
+  target.plan(128, 1, 1);
+  const model::LatentCache cache = target.make_cache(1);
+  double worst = 0.0;
+  for (const auto& entry : reference()) {
+    const auto tokens = entry["prompt_ids"].get<std::vector<int32_t>>();
+    const int32_t n = static_cast<int32_t>(tokens.size());
+    std::vector<int32_t> positions(n);
+    for (int32_t i = 0; i < n; ++i) positions[i] = i;
+    const int32_t zero = 0;
+    target.forward({.rows = {.n_requests = 1,
+                             .n_rows = n,
+                             .row_offset = &zero,
+                             .n_nodes = &n,
+                             .prefix_len = &zero,
+                             .block_table = &zero,
+                             .max_blocks = 1},
+                    .tokens = tokens.data(),
+                    .positions = positions.data()},
+                   cache);
+    target.compute_logits(n - 1, 1, 0);
+    for (size_t i = 0; i < entry["last_top8_ids"].size(); ++i) {
+      const float logit = target.logits()[entry["last_top8_ids"][i].get<int32_t>()];
+      const double error = std::fabs(logit - entry["last_top8_logits"][i].get<double>());
+      EXPECT_LE(error, 1e-3) << entry["prompt"];
+      worst = std::max(worst, error);
+    }
+  }
+  std::printf("largest logit error %.2e\n", worst);
+}
+
+}  // namespace
+}  // namespace kdt
