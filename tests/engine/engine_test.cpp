@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "tests/engine/target_logits.h"
 #include "tests/engine/tiny_pair.h"
 
 namespace kdt {
@@ -16,12 +17,12 @@ namespace {
 using engine::Engine;
 using engine::FinishReason;
 using engine::Request;
-using testing::collect;
-using testing::generate;
-using testing::Output;
-using testing::reference;
-using testing::tiny_options;
-using testing::with_budget;
+using test::collect;
+using test::generate;
+using test::Output;
+using test::reference;
+using test::tiny_options;
+using test::with_budget;
 
 constexpr int kBudgets[] = {0, -1, 1, 7, 64, 256};
 
@@ -90,26 +91,12 @@ TEST(Engine, OutputDoesNotDependOnChunksOrThePool) {
 TEST(Engine, SampledTokensFollowTheTarget) {
   constexpr int kSeeds = 4000;
   const Request base = prompt(2, 2);
-  const auto probabilities = [&](std::vector<int32_t> tokens) {
-    model::TargetModel target(cpu_backend(), testing::source_path("models/tiny-k2"), {}, {});
-    const int32_t n = static_cast<int32_t>(tokens.size()), zero = 0;
-    target.plan(n, 1, 1);
-    std::vector<int32_t> positions(n);
-    for (int32_t i = 0; i < n; ++i) positions[i] = i;
-    target.forward({.rows = {.n_requests = 1,
-                             .n_rows = n,
-                             .row_offset = &zero,
-                             .n_nodes = &n,
-                             .prefix_len = &zero,
-                             .block_table = &zero,
-                             .max_blocks = 1},
-                    .tokens = tokens.data(),
-                    .positions = positions.data()},
-                   target.make_cache(1));
-    target.compute_logits(n - 1, 1, 0);
-    std::vector<double> p(target.config().vocab_size);
+  const auto probabilities = [&](const std::vector<int32_t>& tokens) {
+    model::TargetModel target(cpu_backend(), test::source_path("models/tiny-k2"), {}, {});
+    const std::vector<float> logits = test::prompt_logits(target, tokens);
+    std::vector<double> p(logits.end() - target.config().vocab_size, logits.end());
     double sum = 0.0;
-    for (size_t i = 0; i < p.size(); ++i) sum += p[i] = std::exp(target.logits()[i]);
+    for (double& x : p) sum += x = std::exp(x);
     for (double& x : p) x /= sum;
     return p;
   };

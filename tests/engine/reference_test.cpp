@@ -5,15 +5,16 @@
 #include <cmath>
 #include <map>
 
+#include "tests/engine/target_logits.h"
 #include "tests/engine/tiny_pair.h"
 
 namespace kdt {
 namespace {
 
-using testing::generate;
-using testing::Output;
-using testing::reference;
-using testing::tiny_options;
+using test::generate;
+using test::Output;
+using test::reference;
+using test::tiny_options;
 
 engine::Engine& tiny_engine() {
   static engine::Engine engine(cpu_backend(), tiny_options());
@@ -27,8 +28,7 @@ engine::Request request_of(const nlohmann::json& entry) {
 TEST(Reference, GreedyTokensInEveryMode) {
   for (const auto& entry : reference())
     for (const int budget : {0, -1, 15, 32, 64}) {
-      const Output output =
-          generate(tiny_engine(), testing::with_budget(request_of(entry), budget));
+      const Output output = generate(tiny_engine(), test::with_budget(request_of(entry), budget));
       EXPECT_EQ(output.tokens, entry["greedy_ids"].get<std::vector<int32_t>>())
           << entry["prompt"] << " budget " << budget;
     }
@@ -51,8 +51,7 @@ TEST(Reference, AcceptanceLengths) {
     int n_rounds = 0, n_equal = 0, n_ours = 0, sum = 0, sum_ours = 0;
     for (const auto& entry : reference()) {
       const auto want = entry["acceptance"][key].get<std::vector<int32_t>>();
-      const Output output =
-          generate(tiny_engine(), testing::with_budget(request_of(entry), budget));
+      const Output output = generate(tiny_engine(), test::with_budget(request_of(entry), budget));
       const std::map<int, int> ours = rounds_by_position(output.acceptance);
       for (const auto& [position, length] : rounds_by_position(want)) {
         const auto it = ours.find(position);
@@ -74,7 +73,7 @@ TEST(Reference, AcceptanceLengths) {
 
 TEST(Reference, FirstThreeTrees) {
   for (const auto& entry : reference()) {
-    engine::Request request = testing::with_budget(request_of(entry), 15);
+    engine::Request request = test::with_budget(request_of(entry), 15);
     request.want_trees = true;
     const Output output = generate(tiny_engine(), request);
     for (size_t i = 0; i < entry["trees_budget15"].size(); ++i) {
@@ -93,29 +92,14 @@ TEST(Reference, FirstThreeTrees) {
 }
 
 TEST(Reference, LastPositionLogits) {
-  model::TargetModel target(cpu_backend(), testing::source_path("models/tiny-k2"), {}, {});
-  target.plan(128, 1, 1);
-  const model::LatentCache cache = target.make_cache(1);
+  model::TargetModel target(cpu_backend(), test::source_path("models/tiny-k2"), {}, {});
   double worst = 0.0;
   for (const auto& entry : reference()) {
     const auto tokens = entry["prompt_ids"].get<std::vector<int32_t>>();
-    const int32_t n = static_cast<int32_t>(tokens.size());
-    std::vector<int32_t> positions(n);
-    for (int32_t i = 0; i < n; ++i) positions[i] = i;
-    const int32_t zero = 0;
-    target.forward({.rows = {.n_requests = 1,
-                             .n_rows = n,
-                             .row_offset = &zero,
-                             .n_nodes = &n,
-                             .prefix_len = &zero,
-                             .block_table = &zero,
-                             .max_blocks = 1},
-                    .tokens = tokens.data(),
-                    .positions = positions.data()},
-                   cache);
-    target.compute_logits(n - 1, 1, 0);
+    const std::vector<float> logits = test::prompt_logits(target, tokens);
+    const float* last = logits.data() + logits.size() - target.config().vocab_size;
     for (size_t i = 0; i < entry["last_top8_ids"].size(); ++i) {
-      const float logit = target.logits()[entry["last_top8_ids"][i].get<int32_t>()];
+      const float logit = last[entry["last_top8_ids"][i].get<int32_t>()];
       const double error = std::fabs(logit - entry["last_top8_logits"][i].get<double>());
       EXPECT_LE(error, 1e-3) << entry["prompt"];
       worst = std::max(worst, error);

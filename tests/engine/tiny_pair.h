@@ -8,7 +8,7 @@
 
 #include "engine/engine.h"
 
-namespace kdt::testing {
+namespace kdt::test {
 
 inline std::string source_path(const std::string& relative) {
   return std::string(KDT_SOURCE_DIR) + "/" + relative;
@@ -62,4 +62,4 @@ inline engine::Request with_budget(engine::Request request, int budget) {
   return request;
 }
 
-}  // namespace kdt::testing
+}  // namespace kdt::test
