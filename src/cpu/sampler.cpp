@@ -20,8 +20,8 @@ double gumbel_bound(uint32_t x) {
 }
 constexpr double kLargestGumbel = 33 * kLn2 + 1e-6;
 
-// argmax of logit / T + Gumbel noise, ties to the lower id. Most tokens are dismissed by the bound
-// without a logarithm; rounding is monotonic, so none is dismissed wrongly.
+// argmax of logit / T + Gumbel noise over ids offered in ascending order. Most tokens are dismissed
+// by the bound without a logarithm; rounding is monotonic, so none is dismissed wrongly.
 class GumbelMax {
  public:
   GumbelMax(const SamplingParams& sampling, int32_t position)
@@ -43,7 +43,7 @@ class GumbelMax {
   void offer(float logit, int32_t id, uint32_t x) {
     const double u = (x + 0.5) * 0x1p-32;
     const double value = scaled(logit) - std::log(-std::log(u));
-    if (value > best_ || (value == best_ && id < token_)) {
+    if (value > best_) {
       best_ = value;
       token_ = id;
     }
@@ -57,95 +57,117 @@ class GumbelMax {
   int32_t token_ = -1;
 };
 
-// Every token with p >= min_p * max p (min_p 0: every token), in id order.
-int32_t draw_from_all(const float* logits, int32_t vocab, const SamplingParams& sampling,
-                      int32_t position, float max_logit) {
-  GumbelMax draw(sampling, position);
-  const double peak = draw.scaled(max_logit);
-  const auto kept = [&](float logit) {
-    return sampling.min_p == 0.0f || std::exp(draw.scaled(logit) - peak) >= sampling.min_p;
-  };
+// fn(x, n, first, largest) for steps of at most 64 logits.
+template <typename Fn>
+void for_each_step(const float* logits, int32_t vocab, const Fn& fn) {
   constexpr int kStep = 64;
   for_each_block(logits, DType::kF32, vocab, [&](const float* x, int n, int32_t first) {
     for (int start = 0; start < n; start += kStep) {
-      const int end = std::min(start + kStep, n);
+      const int count = std::min(kStep, n - start);
       float largest;
-      logit_kernels().scan(x + start, end - start, &largest);
-      if (draw.hopeless(largest)) continue;
-      for (int i = start; i < end; i += 4) {
-        const std::array<uint32_t, 4> lanes = draw.lanes((first + i) / 4);
-        for (int j = 0; j < 4; ++j) {
-          if (draw.can_win(x[i + j], lanes[j]) && kept(x[i + j]))
-            draw.offer(x[i + j], first + i + j, lanes[j]);
-        }
-      }
+      logit_kernels().scan(x + start, count, &largest);
+      fn(x + start, count, first + start, largest);
     }
   });
-  return draw.token();
 }
 
-// The k most probable tokens as sorted keys in scratch[vocab]; returns how many.
-size_t select(const float* logits, int32_t vocab, size_t k, uint64_t* scratch) {
+// exp(logit / T - peak / T), the probability up to a factor.
+class Weight {
+ public:
+  Weight(const SamplingParams& sampling, float max_logit)
+      : temperature_(sampling.temperature), peak_(max_logit / temperature_) {}
+  double operator()(float logit) const { return std::exp(logit / temperature_ - peak_); }
+  double sum(const uint64_t* begin, const uint64_t* end) const {
+    double total = 0.0;
+    for (const uint64_t* key = begin; key < end; ++key) total += (*this)(key_logit(*key));
+    return total;
+  }
+
+ private:
+  const double temperature_, peak_;
+};
+
+// The k most probable tokens as sorted keys; returns how many there are.
+size_t select_top(const float* logits, int32_t vocab, size_t k, uint64_t* keys) {
   const size_t n = static_cast<size_t>(vocab);
-  TopSelect top(scratch, std::min(n, std::max<size_t>(4 * k, 256)), std::min(n, k));
-  constexpr int kStep = 64;
-  for_each_block(logits, DType::kF32, vocab, [&](const float* x, int n_block, int32_t first) {
-    for (int start = 0; start < n_block; start += kStep) {
-      const int end = std::min(start + kStep, n_block);
-      float largest;
-      logit_kernels().scan(x + start, end - start, &largest);
-      if (!(largest > top.threshold())) continue;
-      for (int i = start; i < end; ++i) top.offer(x[i], first + i);
-    }
+  TopSelect top(keys, std::min(n, std::max<size_t>(4 * k, 256)), std::min(n, k));
+  for_each_step(logits, vocab, [&](const float* x, int count, int32_t first, float largest) {
+    if (!(largest > top.threshold())) return;
+    for (int i = 0; i < count; ++i) top.offer(x[i], first + i);
   });
   return top.finish();
 }
 
-// How many of the sorted keys hold top_p of the probability; n + 1 if all n hold less.
-size_t nucleus(const uint64_t* keys, size_t n, const SamplingParams& sampling, double total) {
-  const double temperature = sampling.temperature;
-  const double peak = key_logit(keys[0]) / temperature, wanted = sampling.top_p * total;
-  double sum = 0.0;
-  for (size_t i = 0; i < n; ++i) {
-    sum += std::exp(key_logit(keys[i]) / temperature - peak);
-    if (sum >= wanted) return i + 1;
+// The key at which the weights of the sorted keys add up to `wanted`; null if all add up to less.
+const uint64_t* crossing(const uint64_t* begin, const uint64_t* end, const Weight& weight,
+                         double wanted) {
+  for (const uint64_t* key = begin; key < end; ++key) {
+    wanted -= weight(key_logit(*key));
+    if (wanted <= 0.0) return key;
   }
-  return n + 1;
+  return nullptr;
 }
 
-// Sorted keys of the tokens that top-k and top-p keep; returns how many, at least 1.
-size_t select_kept(const float* logits, int32_t vocab, const SamplingParams& sampling,
-                   float max_logit, uint64_t* keys) {
-  const double temperature = sampling.temperature, peak = max_logit / temperature;
+// The same for unsorted keys, by bisection: linear time instead of a sort.
+uint64_t crossing_unsorted(uint64_t* begin, uint64_t* end, const Weight& weight, double wanted) {
+  while (end - begin > 64) {
+    uint64_t* middle = begin + (end - begin) / 2;
+    std::nth_element(begin, middle, end);
+    const double mass = weight.sum(begin, middle);
+    if (mass >= wanted) {
+      end = middle;
+    } else {
+      wanted -= mass;
+      begin = middle;
+    }
+  }
+  std::sort(begin, end);
+  const uint64_t* key = crossing(begin, end, weight, wanted);
+  return key ? *key : end[-1];
+}
+
+// The largest key that top-k and top-p keep.
+uint64_t last_kept(const float* logits, int32_t vocab, const SamplingParams& sampling,
+                   const Weight& weight, uint64_t* keys) {
   const bool limited = sampling.top_k > 0 && sampling.top_k < vocab;
-  size_t k = limited ? sampling.top_k : 64, n = 0;
+  if (!limited && sampling.top_p == 1.0f) return std::numeric_limits<uint64_t>::max();
+  constexpr size_t kUsual = 512;  // holds the nucleus unless the distribution is flat
+  const size_t n = select_top(logits, vocab, limited ? sampling.top_k : kUsual, keys);
+  if (sampling.top_p == 1.0f) return keys[n - 1];
   double total = 0.0;
-  if (limited) {
-    n = select(logits, vocab, k, keys);
-    if (sampling.top_p == 1.0f) return n;
-    for (size_t i = 0; i < n; ++i) total += std::exp(key_logit(keys[i]) / temperature - peak);
-    return std::min(n, nucleus(keys, n, sampling, total));
-  }
-  for (int32_t id = 0; id < vocab; ++id) total += std::exp(logits[id] / temperature - peak);
-  for (;; k *= 8) {
-    n = select(logits, vocab, k, keys);
-    const size_t n_kept = nucleus(keys, n, sampling, total);
-    if (n_kept <= n || n < k) return std::min(n, n_kept);
-  }
+  if (limited)
+    total = weight.sum(keys, keys + n);
+  else
+    for (int32_t id = 0; id < vocab; ++id) total += weight(logits[id]);
+  const double wanted = sampling.top_p * total;
+  if (const uint64_t* key = crossing(keys, keys + n, weight, wanted)) return *key;
+  if (limited || n < kUsual) return keys[n - 1];
+  uint64_t* end = keys;
+  for (int32_t id = 0; id < vocab; ++id)
+    if (logits[id] > -std::numeric_limits<float>::infinity()) *end++ = logit_key(logits[id], id);
+  return crossing_unsorted(keys, end, weight, wanted);
 }
 
-int32_t draw_from_kept(const uint64_t* keys, size_t n, const SamplingParams& sampling,
-                       int32_t position) {
-  GumbelMax draw(sampling, position);
-  const double peak = draw.scaled(key_logit(keys[0]));
-  for (size_t i = 0; i < n; ++i) {
-    const float logit = key_logit(keys[i]);
-    if (draw.hopeless(logit)) break;
-    if (sampling.min_p > 0.0f && std::exp(draw.scaled(logit) - peak) < sampling.min_p) break;
-    const int32_t id = key_id(keys[i]);
-    draw.offer(logit, id, draw.lanes(id / 4)[id % 4]);
-  }
-  return draw.token();
+int32_t draw(const float* logits, int32_t vocab, const SamplingParams& sampling, int32_t position,
+             float max_logit, uint64_t* scratch) {
+  const Weight weight(sampling, max_logit);
+  const uint64_t last = last_kept(logits, vocab, sampling, weight, scratch);
+  const auto kept = [&](float logit, int32_t id) {
+    return logit_key(logit, id) <= last &&
+           (sampling.min_p == 0.0f || weight(logit) >= sampling.min_p);
+  };
+  GumbelMax noisy(sampling, position);
+  for_each_step(logits, vocab, [&](const float* x, int count, int32_t first, float largest) {
+    if (logit_key(largest, 0) > last || noisy.hopeless(largest)) return;
+    for (int i = 0; i < count; i += 4) {
+      const std::array<uint32_t, 4> lanes = noisy.lanes((first + i) / 4);
+      for (int j = 0; j < 4; ++j) {
+        if (noisy.can_win(x[i + j], lanes[j]) && kept(x[i + j], first + i + j))
+          noisy.offer(x[i + j], first + i + j, lanes[j]);
+      }
+    }
+  });
+  return noisy.token();
 }
 
 int32_t first_of(const float* logits, int32_t vocab, float value) {
@@ -168,10 +190,7 @@ int32_t draw_token(const float* logits, int32_t vocab, const SamplingParams& sam
   });
   if (!valid || max_logit == -kInf) return -1;
   if (sampling.temperature == 0.0f) return first_of(logits, vocab, max_logit);
-  const bool filtered = sampling.top_p < 1.0f || (sampling.top_k > 0 && sampling.top_k < vocab);
-  if (!filtered) return draw_from_all(logits, vocab, sampling, position, max_logit);
-  const size_t n = select_kept(logits, vocab, sampling, max_logit, scratch);
-  return draw_from_kept(scratch, n, sampling, position);
+  return draw(logits, vocab, sampling, position, max_logit, scratch);
 }
 
 }  // namespace kdt::cpu

@@ -17,10 +17,14 @@ namespace kdt::cpu {
 namespace {
 
 constexpr const char* kOp = "verify_attention";
-constexpr int kMaxQueries = 16;  // of a task: enough reuse of a key block, and it stays in cache
+constexpr int kMaxQueries = 32;  // of a task: enough reuse of a key block, and it stays in cache
 
 int round16(int n) {
   return (n + 15) / 16 * 16;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
 }
 
 struct Shape {
@@ -73,13 +77,16 @@ struct Task {
 
 // How the batch is cut; affects speed only.
 struct Grid {
-  explicit Grid(const VerifyAttentionParams& p) : p(p) {
+  Grid(const VerifyAttentionParams& p, int64_t n_threads) : p(p) {
+    // Every thread gets the same number of tasks of about the same size.
     int64_t n_rows = 0;
     for (int32_t b = 0; b < p.rows.n_requests; ++b) n_rows += p.rows.n_nodes[b];
-    const int64_t share = (n_rows * p.n_heads + max_threads() - 1) / max_threads();
-    const auto target = static_cast<int32_t>(std::clamp<int64_t>(share, 1, kMaxQueries));
+    const int64_t n_queries = std::max<int64_t>(n_rows * p.n_heads, 1);
+    const int64_t n_rounds = ceil_div(n_queries, n_threads * kMaxQueries);
+    const auto target = static_cast<int32_t>(ceil_div(n_queries, n_threads * n_rounds));
     task_heads = std::min(p.n_heads, target);
-    task_rows = std::max(1, target / p.n_heads);
+    task_rows =
+        std::clamp((target + p.n_heads - 1) / p.n_heads, 1, std::max(1, kMaxQueries / p.n_heads));
     head_groups = (p.n_heads + task_heads - 1) / task_heads;
   }
 
