@@ -266,9 +266,9 @@ size_t verify_attention_workspace(const VerifyAttentionParams& largest) {
 
 void verify_attention(const VerifyAttentionParams& p, Stream) {
   check_requests(p);
-  const Grid grid(p);
-  parallel_for(grid.n_tasks(), worth_threads(p),
-               [&](int64_t i) { TaskRun(p, grid.task(i)).run(); });
+  const bool threads = worth_threads(p);
+  const Grid grid(p, threads ? max_threads() : 1);
+  parallel_for(grid.n_tasks(), threads, [&](int64_t i) { TaskRun(p, grid.task(i)).run(); });
 }
 
 }  // namespace kdt::cpu
