@@ -42,7 +42,10 @@ void Executor::plan() {
   n_words_ = ceil_div(std::max(options_.max_budget, depth) + 1, 64);
   max_accepted_ = depth + 1;
 
-  target_.plan(max_rows, tree_rows, batch);
+  target_.plan({.max_rows = max_rows,
+                .max_logit_rows = tree_rows,
+                .max_requests = batch,
+                .max_nodes = n_words_ * 64});
   cache_ = target_.make_cache(n_pages);
   const auto ints = [&](size_t count) { return Mirror<int32_t>(backend_, count); };
   for (Mirror<int32_t>* per_request :

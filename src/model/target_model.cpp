@@ -34,8 +34,9 @@ size_t TargetModel::kv_bytes_per_token() const {
   return sizeof(float) * kv_width() * config_.n_layers;
 }
 
-void TargetModel::plan(int32_t max_rows, int32_t max_logit_rows, int32_t max_requests) {
+void TargetModel::plan(const TargetPlan& plan) {
   const auto& c = config_;
+  const int32_t max_rows = plan.max_rows;
   const auto floats = [&](int64_t per_row) {
     return Buffer<float>(backend_, static_cast<size_t>(max_rows) * per_row);
   };
@@ -59,13 +60,14 @@ void TargetModel::plan(int32_t max_rows, int32_t max_logit_rows, int32_t max_req
   router_ids_ = Buffer<int32_t>(backend_, max_rows * c.n_experts_per_tok);
   tail_ = floats(c.n_layers * kv_width());
   features_ = floats(n_captured * c.hidden_size);
-  logits_ = Buffer<float>(backend_, static_cast<size_t>(max_logit_rows) * c.vocab_size);
-  head_norm_ = Buffer<float>(backend_, static_cast<size_t>(max_logit_rows) * c.hidden_size);
+  logits_ = Buffer<float>(backend_, static_cast<size_t>(plan.max_logit_rows) * c.vocab_size);
+  head_norm_ = Buffer<float>(backend_, static_cast<size_t>(plan.max_logit_rows) * c.hidden_size);
 
-  VerifyAttentionParams attention{.n_heads = static_cast<int32_t>(c.n_heads),
+  VerifyAttentionParams attention{.n_words = (plan.max_nodes + 63) / 64,
+                                  .n_heads = static_cast<int32_t>(c.n_heads),
                                   .latent_dim = static_cast<int32_t>(c.kv_lora_rank),
                                   .rope_dim = static_cast<int32_t>(c.qk_rope_head_dim)};
-  attention.rows = {.n_requests = max_requests, .n_rows = max_rows};
+  attention.rows = {.n_requests = plan.max_requests, .n_rows = max_rows};
   size_t bytes = verify_attention_workspace(backend_, attention);
   for (const TargetLayer& layer : weights_.layers) {
     if (!layer.is_moe) continue;

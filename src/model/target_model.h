@@ -24,6 +24,14 @@ struct LatentCache {
   int32_t n_pages = 0;
 };
 
+// The largest passes that scratch is allocated for.
+struct TargetPlan {
+  int32_t max_rows = 0;        // R
+  int32_t max_logit_rows = 0;  // rows of logits()
+  int32_t max_requests = 0;    // B
+  int32_t max_nodes = 1;       // tree nodes of one request
+};
+
 // Immutable after loading. forward() and logits() use the scratch of this object: one caller at a
 // time.
 class TargetModel {
@@ -37,8 +45,8 @@ class TargetModel {
   int32_t kv_width() const;           // floats per token and layer: kv_lora_rank + rope
   size_t kv_bytes_per_token() const;  // over all layers
 
-  // Allocates scratch for forward passes of up to `max_rows` rows and logits of `max_logit_rows`.
-  void plan(int32_t max_rows, int32_t max_logit_rows, int32_t max_requests);
+  // Allocates the scratch of forward passes and logits up to these sizes.
+  void plan(const TargetPlan& plan);
   LatentCache make_cache(int32_t n_pages) const;
 
   // Runs R rows. Afterwards hidden() holds the residual stream [R, hidden], tail() the latent KV of

@@ -12,7 +12,7 @@ namespace kdt::test {
 inline std::vector<float> prompt_logits(model::TargetModel& target,
                                         const std::vector<int32_t>& tokens) {
   const int32_t n = static_cast<int32_t>(tokens.size()), zero = 0;
-  target.plan(n, n, 1);
+  target.plan({.max_rows = n, .max_logit_rows = n, .max_requests = 1});
   std::vector<int32_t> positions(n);
   std::iota(positions.begin(), positions.end(), 0);
   const int32_t pages[16] = {};
