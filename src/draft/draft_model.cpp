@@ -35,8 +35,11 @@ DraftLayer load_layer(model::WeightLoader& loader, const checkpoint::DraftConfig
 
 }  // namespace
 
-std::vector<int64_t> DraftModel::capture_layers(const std::string& dir) {
-  return checkpoint::load_draft_config(dir).target_layer_ids;
+std::vector<int64_t> DraftModel::capture_layers(const std::string& draft_dir,
+                                                const std::string& target_dir) {
+  const checkpoint::DraftConfig config = checkpoint::load_draft_config(draft_dir);
+  checkpoint::check_pair(checkpoint::load_target_config(target_dir), config);
+  return config.target_layer_ids;
 }
 
 DraftModel::DraftModel(const Backend& backend, const std::string& dir,
@@ -46,7 +49,6 @@ DraftModel::DraftModel(const Backend& backend, const std::string& dir,
       target_(target),
       config_(checkpoint::load_draft_config(dir)),
       conventions_(conventions) {
-  checkpoint::check_pair(target.config(), config_);
   const checkpoint::Checkpoint checkpoint(dir);
   const checkpoint::QuantizationConfig dense;
   model::WeightLoader loader(backend, checkpoint, dense, std::move(progress));

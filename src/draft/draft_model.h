@@ -36,12 +36,13 @@ struct ContextCache {
 // Immutable after loading, but for its scratch: one caller at a time.
 class DraftModel {
  public:
-  // Throws when the drafter does not fit `target` (hidden size, vocabulary, layers).
   DraftModel(const Backend& backend, const std::string& dir, const model::TargetModel& target,
              const DraftConventions& conventions, model::LoadProgress progress);
 
-  // The layers whose output the drafter of `dir` reads; needed before the target is loaded.
-  static std::vector<int64_t> capture_layers(const std::string& dir);
+  // The target layers whose output the drafter reads, known before either is loaded. Throws when
+  // the two do not fit.
+  static std::vector<int64_t> capture_layers(const std::string& draft_dir,
+                                             const std::string& target_dir);
 
   const checkpoint::DraftConfig& config() const { return config_; }
   int32_t depth() const { return static_cast<int32_t>(config_.block_size) - 1; }  // L

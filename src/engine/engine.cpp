@@ -80,10 +80,10 @@ void Engine::Impl::run() {
     try {
       scheduler.step();
     } catch (const std::exception& error) {
-      scheduler.end_all(error.what());
+      scheduler.fail_running(error.what());
     }
   }
-  scheduler.end_all("");
+  scheduler.cancel_all();
 }
 
 void Engine::Impl::check(const Request& request) const {

@@ -25,7 +25,7 @@ class Engine {
 
   int32_t context_len() const;
   int32_t vocab_size() const;
-  int32_t draft_depth() const;        // L; 0 without a drafter
+  int32_t draft_depth() const;  // L; 0 without a drafter
   size_t target_kv_bytes_per_token() const;
   size_t draft_kv_bytes_per_token() const;  // 0 without a drafter
 

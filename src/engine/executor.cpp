@@ -13,7 +13,7 @@ int32_t ceil_div(int64_t a, int64_t b) {
 
 std::vector<int64_t> capture_layers(const EngineOptions& options) {
   if (options.draft_dir.empty()) return {};
-  return draft::DraftModel::capture_layers(options.draft_dir);
+  return draft::DraftModel::capture_layers(options.draft_dir, options.model_dir);
 }
 
 }  // namespace
@@ -38,7 +38,8 @@ void Executor::plan() {
   const int32_t batch = options_.max_batch, depth = draft_depth();
   const int32_t tree_rows = batch * (std::max(options_.max_budget, depth) + 1);
   const int32_t max_rows = std::max(options_.prefill_chunk, tree_rows);
-  const int32_t n_pages = options_.kv_pages ? options_.kv_pages : batch * max_blocks_;
+  const int32_t all_pages = batch * max_blocks_;
+  const int32_t n_pages = options_.kv_pages ? std::min(options_.kv_pages, all_pages) : all_pages;
   n_words_ = ceil_div(std::max(options_.max_budget, depth) + 1, 64);
   max_accepted_ = depth + 1;
 

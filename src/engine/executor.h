@@ -22,7 +22,7 @@ struct EngineOptions {
   int32_t max_budget = 64;      // largest tree budget a request may ask for
   int32_t prefill_chunk = 128;  // prompt tokens per forward pass
   int32_t context_len = 0;      // 0: the model's max_position_embeddings
-  int32_t kv_pages = 0;         // 64-token pages; 0: enough for max_batch full contexts
+  int32_t kv_pages = 0;         // 64-token pages at most; 0: max_batch full contexts
   draft::DraftConventions draft_conventions;
   model::LoadProgress progress;
 };

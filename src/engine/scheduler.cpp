@@ -146,12 +146,19 @@ void Scheduler::finish(Sequence* sequence, Event event) {
   stream->push(std::move(event));
 }
 
-void Scheduler::end_all(const std::string& message) {
-  const Event last{.reason = message.empty() ? FinishReason::kCancelled : FinishReason::kError,
-                   .error = message};
+void Scheduler::finish_running(const Event& event) {
+  while (!running_.empty()) finish(running_.back().get(), event);
+}
+
+void Scheduler::fail_running(const std::string& message) {
+  finish_running({.reason = FinishReason::kError, .error = message});
+}
+
+void Scheduler::cancel_all() {
+  const Event last{.reason = FinishReason::kCancelled};
   for (auto& sequence : waiting_) finish(sequence.get(), last);
   waiting_.clear();
-  while (!running_.empty()) finish(running_.back().get(), last);
+  finish_running(last);
 }
 
 }  // namespace kdt::engine

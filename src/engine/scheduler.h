@@ -23,8 +23,8 @@ class Scheduler {
   void add(Request request, std::shared_ptr<RequestStream> stream);
   bool idle() const { return waiting_.empty() && running_.empty(); }
   void step();
-  // Ends every request: with kError and `message`, or with kCancelled if it is empty.
-  void end_all(const std::string& message);
+  void fail_running(const std::string& message);
+  void cancel_all();
 
  private:
   using Sequences = std::vector<std::unique_ptr<Sequence>>;
@@ -35,6 +35,7 @@ class Scheduler {
   void decode();
   void deliver(Sequence* sequence, StepResult result);
   void finish(Sequence* sequence, Event event);
+  void finish_running(const Event& event);
   bool is_stop(int32_t token) const;
   int32_t token_limit(const Request& request) const;
 
