@@ -12,17 +12,25 @@ namespace kdt::cpu {
 // Threads that parallel_for may use, and which of them runs the body: 0 .. max_threads() - 1. For
 // scratch memory only; results must not depend on either.
 #ifdef _OPENMP
-inline int max_threads() { return omp_get_max_threads(); }
-inline int thread_index() { return omp_get_thread_num(); }
+inline int max_threads() {
+  return omp_get_max_threads();
+}
+inline int thread_index() {
+  return omp_get_thread_num();
+}
 #else
-inline int max_threads() { return 1; }
-inline int thread_index() { return 0; }
+inline int max_threads() {
+  return 1;
+}
+inline int thread_index() {
+  return 0;
+}
 #endif
 
 // body(i) for every i in [0, n), in any order; serial when `worth_threads` is false. body must not
 // throw.
 template <typename Body>
-void parallel_for(int64_t n, bool worth_threads, const Body& body) {
+void parallel_for(int64_t n, [[maybe_unused]] bool worth_threads, const Body& body) {
 #pragma omp parallel for schedule(dynamic, 1) if (worth_threads && n > 1)
   for (int64_t i = 0; i < n; ++i) body(i);
 }
