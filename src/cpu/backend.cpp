@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cpu/ops.h"
+#include "cpu/parallel.h"
 
 namespace kdt {
 namespace cpu {
@@ -48,6 +49,10 @@ const Backend& cpu_backend() {
       .kv_commit = cpu::kv_commit,
   };
   return kBackend;
+}
+
+void set_cpu_threads(int threads) {
+  cpu::thread_limit = threads;
 }
 
 }  // namespace kdt

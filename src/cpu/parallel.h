@@ -9,11 +9,13 @@
 
 namespace kdt::cpu {
 
+inline int thread_limit = 0;  // of set_cpu_threads; 0: OpenMP's default
+
 // Threads that parallel_for may use, and which of them runs the body: 0 .. max_threads() - 1. For
 // scratch memory only; results must not depend on either.
 #ifdef _OPENMP
 inline int max_threads() {
-  return omp_get_max_threads();
+  return thread_limit > 0 ? thread_limit : omp_get_max_threads();
 }
 inline int thread_index() {
   return omp_get_thread_num();
@@ -31,7 +33,8 @@ inline int thread_index() {
 // throw.
 template <typename Body>
 void parallel_for(int64_t n, [[maybe_unused]] bool worth_threads, const Body& body) {
-#pragma omp parallel for schedule(dynamic, 1) if (worth_threads && n > 1)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(max_threads()) \
+    if (worth_threads && n > 1)
   for (int64_t i = 0; i < n; ++i) body(i);
 }
 

@@ -62,4 +62,8 @@ struct Backend {
 const Backend& cpu_backend();
 const Backend* cuda_backend();
 
+// Threads of the CPU backend's ops; 0: OpenMP's default, all cores unless OMP_NUM_THREADS says less.
+// Results do not depend on it. Call before anything is allocated for the ops.
+void set_cpu_threads(int threads);
+
 }  // namespace kdt
