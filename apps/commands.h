@@ -13,8 +13,18 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Ctrl-C ended what ran: exit status 130.
+class Interrupted : public std::exception {};
+
 // Adds the subcommand to `app`; returns what runs it, giving the exit status.
 using Command = std::function<int()>;
 Command add_generate(CLI::App& app);
+Command add_inspect(CLI::App& app);
+
+// --threads, shared by the commands that run ops.
+inline void add_threads_flag(CLI::App& app, int* threads) {
+  app.add_option("--threads", *threads, "Threads of the CPU backend (default: all cores)")
+      ->check(CLI::Range(1, 1024));
+}
 
 }  // namespace kdt::apps

@@ -73,7 +73,8 @@ std::string to_json(const std::vector<Run>& runs, const text::Tokenizer* tokeniz
                       {"tokens_per_s", run.tokens_per_s()}}}});
     if (!run.error.empty()) list.back()["error"] = run.error;
   }
-  return (runs.size() == 1 ? list[0] : list).dump(1);
+  return (runs.size() == 1 ? list[0] : list)
+      .dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 std::string summary(const Run& run) {
@@ -83,7 +84,7 @@ std::string summary(const Run& run) {
 }
 
 std::string draw_tree(const Run& run, const text::Tokenizer* tokenizer, bool color) {
-  if (!run.tree) return "";
+  if (!run.tree) return "(no draft tree: plain decoding)\n";
   const auto label = [&](int32_t id) {
     return tokenizer ? std::string(tokenizer->decode(std::span(&id, 1))) : fmt::format("{}", id);
   };

@@ -33,7 +33,7 @@ std::string to_json(const std::vector<Run>& runs, const text::Tokenizer* tokeniz
 // "96 tokens in 34 rounds, acceptance length 2.85, 812 tokens/s".
 std::string summary(const Run& run);
 
-// The run's most interesting draft tree, for a terminal; empty when it has none.
+// The draft tree of the run's longest acceptance, for a terminal.
 std::string draw_tree(const Run& run, const text::Tokenizer* tokenizer, bool color);
 
 }  // namespace kdt::apps

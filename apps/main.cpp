@@ -6,38 +6,59 @@
 #include <new>
 
 #include "apps/commands.h"
+#include "apps/interrupt.h"
+#include "apps/output.h"
 #include "base/error.h"
 
-int main(int argc, char** argv) {
-  using namespace kdt::apps;
-  CLI::App app("kdtree: inference for Kimi K2 models with DDTree speculative decoding");
-  app.require_subcommand(1);
-  app.footer("Run 'kdtree COMMAND --help' for the flags of a command.");
-  Command command;
-  const auto add = [&](Command (*adder)(CLI::App&)) {
-    // The chosen subcommand's callback leaves its command here.
-    const size_t before = app.get_subcommands(nullptr).size();
-    const Command run = adder(app);
-    app.get_subcommands(nullptr)[before]->callback([&command, run] { command = run; });
-  };
-  add(add_generate);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "kdtree: %s (see kdtree --help)\n", error.what());
-    return 2;
-  }
+namespace {
+
+using namespace kdt::apps;
+
+int run(const Command& command) {
   try {
     return command();
   } catch (const UsageError& error) {
     std::fprintf(stderr, "kdtree: %s\n", error.what());
     return 2;
+  } catch (const Interrupted&) {
+    return kInterruptedStatus;
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "kdtree: out of memory\n");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "kdtree: %s\n", error.what());
   }
   return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  prepare_standard_streams();
+  CLI::App app("kdtree: inference for Kimi K2 models with DDTree speculative decoding");
+  app.require_subcommand(1);
+  app.footer(
+      "'kdtree COMMAND --help' lists the flags of a command. A first try:\n"
+      "  kdtree generate --model models/tiny-k2 --draft models/tiny-k2-dflash \\\n"
+      "      --prompt 'def fibonacci(n):'\n");
+  Command command;
+  const auto add = [&](Command (*adder)(CLI::App&)) {
+    // The chosen subcommand's callback leaves its command here.
+    const size_t before = app.get_subcommands(nullptr).size();
+    const Command chosen = adder(app);
+    app.get_subcommands(nullptr)[before]->callback([&command, chosen] { command = chosen; });
+  };
+  add(add_generate);
+  add(add_inspect);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    const auto chosen = app.get_subcommands();
+    return run(
+        [&] { return write_out(chosen.empty() ? app.help() : chosen[0]->help("kdtree")), 0; });
+  } catch (const CLI::ParseError& error) {
+    std::fprintf(stderr, "kdtree: %s (see kdtree --help)\n", error.what());
+    return 2;
+  }
+  install_interrupt_handler();
+  return run(command);
 }

@@ -1,0 +1,94 @@
+#include "apps/prompts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+#include "apps/commands.h"
+#include "base/mapped_file.h"
+#include "ops/tree_build.h"
+#include "text/chat.h"
+
+namespace kdt::apps {
+namespace {
+
+constexpr size_t kMaxPromptBytes = size_t{256} << 20;
+
+Ids parse_ids(const std::string& list) {
+  Ids ids;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    int32_t id = -1;
+    const auto [stop, error] = std::from_chars(list.data() + begin, list.data() + end, id);
+    if (error != std::errc() || stop != list.data() + end || id < 0)
+      throw UsageError(fmt::format("--prompt-ids takes token ids like 1,2,3; '{}' is not one",
+                                   list.substr(begin, std::min<size_t>(end - begin, 40))));
+    ids.push_back(id);
+    begin = end + 1;
+  }
+  return ids;
+}
+
+}  // namespace
+
+CLI::Option_group* add_prompt_flags(CLI::App& app, PromptOptions* o) {
+  CLI::Option_group* group = app.add_option_group("Prompt", "one kind; repeat a flag for a batch");
+  const auto add = [&](const char* name, std::vector<std::string>* values, const char* help) {
+    return group->add_option(name, *values, help)->allow_extra_args(false);
+  };
+  add("--prompt", &o->texts, "Text to continue; special tokens are parsed, no BOS is added");
+  add("--prompt-file", &o->files, "The same, from a file");
+  add("--prompt-ids", &o->ids, "Token ids such as 1,2,3, used as given");
+  CLI::Option* chat = add("--chat", &o->chats, "A user's message, in the model's chat format");
+  app.add_option("--system", o->system, "System message for --chat (default: the format's own)")
+      ->needs(chat);
+  return group;
+}
+
+std::optional<text::Tokenizer> load_tokenizer(const PromptOptions& o,
+                                              const std::string& model_dir) {
+  try {
+    return text::Tokenizer::load(model_dir);
+  } catch (const std::exception&) {
+    if (!o.only_ids()) throw;
+    return std::nullopt;
+  }
+}
+
+std::vector<Ids> encode_prompts(const PromptOptions& o, const std::string& model_dir,
+                                const text::Tokenizer* tokenizer) {
+  using text::SpecialTokens;
+  std::vector<Ids> prompts;
+  for (const std::string& prompt : o.texts)
+    prompts.push_back(tokenizer->encode(prompt, SpecialTokens::kParse));
+  for (const std::string& path : o.files)
+    prompts.push_back(
+        tokenizer->encode(read_text_file(path, kMaxPromptBytes), SpecialTokens::kParse));
+  for (const std::string& ids : o.ids) prompts.push_back(parse_ids(ids));
+  if (o.chats.empty()) return prompts;
+
+  const text::ChatFormat format = text::detect_chat_format(model_dir);
+  for (const std::string& chat : o.chats) {
+    text::Conversation conversation;
+    if (!o.system.empty()) conversation.messages.push_back({.role = "system", .content = o.system});
+    conversation.messages.push_back({.role = "user", .content = chat});
+    prompts.push_back(text::encode_chat(*tokenizer, format, conversation, {}));
+  }
+  return prompts;
+}
+
+int32_t pages_for(const std::vector<Ids>& prompts, int max_tokens, int max_batch, int64_t context) {
+  std::vector<int64_t> pages;
+  for (const Ids& prompt : prompts) {
+    const int64_t longest = static_cast<int64_t>(prompt.size()) + max_tokens + kMaxDepth;
+    pages.push_back((std::min(longest, context) + kPageTokens - 1) / kPageTokens);
+  }
+  std::sort(pages.rbegin(), pages.rend());
+  int64_t sum = 0;
+  for (int i = 0; i < max_batch; ++i) sum += pages[i];
+  return static_cast<int32_t>(std::min<int64_t>(sum, std::numeric_limits<int32_t>::max()));
+}
+
+}  // namespace kdt::apps
