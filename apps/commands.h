@@ -20,6 +20,7 @@ class Interrupted : public std::exception {};
 using Command = std::function<int()>;
 Command add_generate(CLI::App& app);
 Command add_inspect(CLI::App& app);
+Command add_bench(CLI::App& app);
 
 // --threads, shared by the commands that run ops.
 inline void add_threads_flag(CLI::App& app, int* threads) {

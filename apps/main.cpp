@@ -49,6 +49,7 @@ int main(int argc, char** argv) {
   };
   add(add_generate);
   add(add_inspect);
+  add(add_bench);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
