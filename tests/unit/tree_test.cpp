@@ -170,7 +170,9 @@ TEST(Render, DeepChainsDoNotIndent) {
 TEST(Render, RefusesNodesThatDoNotExist) {
   EXPECT_THROW(render(tree_of({-1, 0}), {2}, words_of, false), Error);
   EXPECT_THROW(render(tree_of({-1, 0}), {-1}, words_of, false), Error);
-  EXPECT_THROW(render(tree_of({-1, 1}), {}, words_of, false), Error);
+  DraftTree bad = tree_of({-1, 0});
+  bad.parents[1] = 1;
+  EXPECT_THROW(render(bad, {}, words_of, false), Error);
 }
 
 }  // namespace
