@@ -156,10 +156,15 @@ class TaskRun {
   }
 
   // A row of `width` elements as fp32, padded with zeros: itself where it already is.
-  const float* as_padded(const void* row, DType dtype, float* buffer) const {
+  const float* as_padded(const void* row, DType dtype, float* buffer, float scale = 1.0f) const {
     if (dtype == DType::kF32 && shape_.width == shape_.padded_width)
       return static_cast<const float*>(row);
-    widen(row, dtype, shape_.width, buffer);
+    if (dtype == DType::kF8E4M3) {
+      const auto* codes = static_cast<const uint8_t*>(row);
+      for (int d = 0; d < shape_.width; ++d) buffer[d] = f8e4m3_to_f32(codes[d]) * scale;
+    } else {
+      widen(row, dtype, shape_.width, buffer);
+    }
     std::fill(buffer + shape_.width, buffer + shape_.padded_width, 0.0f);
     return buffer;
   }
@@ -176,21 +181,26 @@ class TaskRun {
     return n;
   }
 
-  const void* key_row(int32_t position) const {
-    const size_t row_bytes = shape_.width * dtype_bytes(p_.kv_dtype);
-    if (position < prefix_) {
+  // The key at `position` of the path that visible_tail() loaded last, as fp32.
+  const float* key_row(int32_t position, float* buffer) const {
+    const bool cached = position < prefix_, f8 = p_.kv_dtype == DType::kF8E4M3;
+    const char* rows = static_cast<const char*>(cached ? p_.kv_pages : p_.tail);
+    const float* scales = cached ? p_.page_scales : p_.tail_scales;
+    size_t row;
+    if (cached) {
       const int32_t* table =
           p_.rows.block_table + static_cast<size_t>(task_.request) * p_.rows.max_blocks;
       const size_t page = table[position / kPageTokens];
-      return static_cast<const char*>(p_.kv_pages) +
-             (page * kPageTokens + position % kPageTokens) * row_bytes;
+      row = page * kPageTokens + position % kPageTokens;
+    } else {
+      const int32_t i = position - prefix_;
+      row = static_cast<size_t>(first_row_) + (p_.ancestors ? scratch_.path[i] : i);
     }
-    const int32_t i = position - prefix_;
-    const size_t row = static_cast<size_t>(first_row_) + (p_.ancestors ? scratch_.path[i] : i);
-    return static_cast<const char*>(p_.tail) + row * row_bytes;
+    return as_padded(rows + row * shape_.width * dtype_bytes(p_.kv_dtype), p_.kv_dtype, buffer,
+                     f8 ? scales[row] : 1.0f);
   }
 
-  // Positions of `block` below `end`, along the path that visible_tail() loaded last.
+  // Positions of `block` below `end`, along that path.
   void attend(int32_t block, int32_t end, AttentionQuery* queries, int n_queries) {
     AttentionKeys keys;
     keys.dim = shape_.padded_width;
@@ -199,9 +209,8 @@ class TaskRun {
     const int32_t first = block * kAttentionBlock;
     for (int i = 0; i < kAttentionBlock; ++i) {
       const bool visible = first + i < end;
-      keys.key[i] = visible ? as_padded(key_row(first + i), p_.kv_dtype,
-                                        scratch_.block + i * shape_.padded_width)
-                            : nullptr;
+      keys.key[i] =
+          visible ? key_row(first + i, scratch_.block + i * shape_.padded_width) : nullptr;
       keys.value[i] = keys.key[i];
     }
     attend_block(keys, queries, n_queries);

@@ -8,6 +8,11 @@
 // set in its ancestor words: its ancestors and itself, nothing else (DDTree, arXiv 2604.12989).
 // With `ancestors` null the tail is a causal chain: node i sees tail rows 0 .. i.
 // A row that sees nothing gives out = 0, lse = -inf.
+//
+// FP8 KV: an e4m3 code times the fp32 scale of its row, one scale for the latent and the rope part
+// together (e4m3 keeps its relative precision over 2^14, so one range fits both). The scale of a
+// key multiplies its score and its weight, never the codes: dequantizing costs no accuracy. A code
+// of NaN is NaN.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +29,8 @@ struct VerifyAttentionParams {
   const void* q = nullptr;              // [R, H, latent + rope], `q_dtype`
   const void* kv_pages = nullptr;       // [n_pages, 64, latent + rope], `kv_dtype`
   const void* tail = nullptr;           // [R, latent + rope], `kv_dtype`: row_offset[b] + node id
+  const float* page_scales = nullptr;   // [n_pages, 64] with f8e4m3 KV, else unused
+  const float* tail_scales = nullptr;   // [R] likewise
   const uint64_t* ancestors = nullptr;  // [R, n_words], bit j % 64 of word j / 64 = node j visible
   void* out = nullptr;                  // [R, H, latent], `out_dtype`; padding rows untouched
   float* lse = nullptr;                 // [R, H]
@@ -34,8 +41,11 @@ struct VerifyAttentionParams {
   int32_t rope_dim = 64;                // qk_rope_head_dim
   float scale = 0.0f;
   DType q_dtype = DType::kF32;   // f32, bf16, f16
-  DType kv_dtype = DType::kF32;  // f32, bf16, f16
+  DType kv_dtype = DType::kF32;  // f32, bf16, f16, f8e4m3
   DType out_dtype = DType::kF32;
+  // Whether a request must get the same bits alone and in any batch. The CPU backend always gives
+  // them; CUDA then cuts keys by the request's own sizes, which leaves multiprocessors idle.
+  bool batch_invariant = false;
   Workspace workspace;
 };
 

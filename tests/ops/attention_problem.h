@@ -17,7 +17,9 @@ struct AttentionProblem {
   int heads = 1, latent = 16, rope = 0, n_pages = 0, max_blocks = 0, n_words = 0, n_rows = 0;
   float scale = 1.0f;
   DType q_dtype = DType::kF32, kv_dtype = DType::kF32, out_dtype = DType::kF32;
-  std::vector<float> q, pages, tail;  // already rounded to their dtypes
+  std::vector<float> q, pages, tail;            // already rounded to their dtypes
+  std::vector<float> page_scales, tail_scales;  // of FP8 keys, one a row; else empty
+  bool batch_invariant = false;
   std::vector<int32_t> row_offset, n_nodes, prefix_len, block_table;
   std::vector<uint64_t> ancestors;  // empty = causal chain
 
@@ -44,10 +46,15 @@ inline float rounded(float x, DType dtype) {
   return x;
 }
 
-// Values in a backend's memory as `dtype`.
-inline Array<char> typed_array(const Backend& backend, const std::vector<float>& x, DType dtype) {
+// Values in a backend's memory as `dtype`; FP8 rows of `width` values each have a scale.
+inline Array<char> typed_array(const Backend& backend, const std::vector<float>& x, DType dtype,
+                               const std::vector<float>& scales = {}, int width = 1) {
   std::vector<char> bytes(x.size() * dtype_bytes(dtype));
   for (size_t i = 0; i < x.size(); ++i) {
+    if (dtype == DType::kF8E4M3) {
+      bytes[i] = static_cast<char>(f32_to_f8e4m3(scales.empty() ? x[i] : x[i] / scales[i / width]));
+      continue;
+    }
     const uint16_t code = dtype == DType::kBF16 ? f32_to_bf16(x[i]) : f32_to_f16(x[i]);
     if (dtype == DType::kF32)
       std::memcpy(&bytes[i * 4], &x[i], 4);
@@ -58,8 +65,10 @@ inline Array<char> typed_array(const Backend& backend, const std::vector<float>&
 }
 
 inline AttentionResult run(const Backend& backend, const AttentionProblem& a) {
-  auto q = typed_array(backend, a.q, a.q_dtype), tail = typed_array(backend, a.tail, a.kv_dtype);
-  auto pages = typed_array(backend, a.pages, a.kv_dtype);
+  auto q = typed_array(backend, a.q, a.q_dtype);
+  auto tail = typed_array(backend, a.tail, a.kv_dtype, a.tail_scales, a.width());
+  auto pages = typed_array(backend, a.pages, a.kv_dtype, a.page_scales, a.width());
+  Array<float> page_scales(backend, a.page_scales), tail_scales(backend, a.tail_scales);
   Array<int32_t> row_offset(backend, a.row_offset), n_nodes(backend, a.n_nodes);
   Array<int32_t> prefix_len(backend, a.prefix_len), block_table(backend, a.block_table);
   Array<uint64_t> ancestors(backend, a.ancestors);
@@ -77,6 +86,8 @@ inline AttentionResult run(const Backend& backend, const AttentionProblem& a) {
       .q = q.data(),
       .kv_pages = pages.data(),
       .tail = tail.data(),
+      .page_scales = page_scales.data(),
+      .tail_scales = tail_scales.data(),
       .ancestors = a.ancestors.empty() ? nullptr : ancestors.data(),
       .out = out.data(),
       .lse = lse.data(),
@@ -89,6 +100,7 @@ inline AttentionResult run(const Backend& backend, const AttentionProblem& a) {
       .q_dtype = a.q_dtype,
       .kv_dtype = a.kv_dtype,
       .out_dtype = a.out_dtype,
+      .batch_invariant = a.batch_invariant,
   };
   Scratch scratch(backend, verify_attention_workspace(backend, p));
   p.workspace = scratch.workspace();
@@ -185,9 +197,18 @@ inline void add_request(AttentionProblem& a, Random& random, int prefix, int n,
   const auto extend = [&](std::vector<float>& x, size_t count, DType dtype) {
     for (size_t i = 0; i < count; ++i) x.push_back(rounded(magnitude * random.normal(), dtype));
   };
+  const auto extend_keys = [&](std::vector<float>& x, std::vector<float>& scales, size_t rows) {
+    if (a.kv_dtype != DType::kF8E4M3) return extend(x, rows * a.width(), a.kv_dtype);
+    for (size_t row = 0; row < rows; ++row) {
+      const float scale = magnitude * static_cast<float>(0.002 + 0.02 * random.uniform());
+      scales.push_back(scale);
+      for (int d = 0; d < a.width(); ++d)
+        x.push_back(f8e4m3_to_f32(f32_to_f8e4m3(magnitude * random.normal() / scale)) * scale);
+    }
+  };
   extend(a.q, static_cast<size_t>(n) * a.heads * a.width(), a.q_dtype);
-  extend(a.pages, static_cast<size_t>(blocks) * 64 * a.width(), a.kv_dtype);
-  extend(a.tail, static_cast<size_t>(n) * a.width(), a.kv_dtype);
+  extend_keys(a.pages, a.page_scales, static_cast<size_t>(blocks) * 64);
+  extend_keys(a.tail, a.tail_scales, n);
   for (int i = 0; i < static_cast<int>(parents.size()); ++i) {
     std::vector<uint64_t> words(a.n_words);
     for (int node = i; node >= 0; node = parents[node])

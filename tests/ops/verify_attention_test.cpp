@@ -26,6 +26,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+constexpr DType kKeyTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3};
 
 // All used rows within the tolerance, every other row untouched.
 void expect_close(const AttentionProblem& a, const AttentionResult& got) {
@@ -59,7 +60,7 @@ AttentionProblem random_problem(Random& random, bool chain) {
   a.rope = static_cast<int>(odd ? random.integer(0, 20) : 16 * random.integer(0, 2));
   a.scale = 1.0f / std::sqrt(static_cast<float>(a.width()));
   a.q_dtype = kTypes[random.integer(0, 2)];
-  a.kv_dtype = kTypes[random.integer(0, 2)];
+  a.kv_dtype = kKeyTypes[random.integer(0, 3)];
   a.out_dtype = kTypes[random.integer(0, 2)];
   const int n_requests = static_cast<int>(random.integer(1, 4));
   a.n_words = static_cast<int>(random.integer(2, 3));
@@ -435,8 +436,10 @@ TEST(VerifyAttention, RefusesWhatWouldReadOutside) {
             "verify_attention: n_words is 0, expected 1 or more with ancestors");
   EXPECT_EQ(with([](auto& a) { a.heads = 0; }),
             "verify_attention: n_heads is 0, expected 1 or more");
+  EXPECT_EQ(with([](auto& a) { a.kv_dtype = DType::kF8E4M3; }),
+            "verify_attention: tail_scales is null, expected an array");
   EXPECT_EQ(with([](auto& a) { a.kv_dtype = DType::kF64; }),
-            "verify_attention: kv_dtype is f64, expected f32, bf16 or f16");
+            "verify_attention: kv_dtype is f64, expected f32, bf16, f16 or f8e4m3");
 }
 
 }  // namespace
