@@ -45,9 +45,9 @@ std::vector<float> seeded_values(const std::string& text) {
 
 }  // namespace
 
-std::string Golden::seeded(const std::string& name) const {
+std::string Golden::metadata(const std::string& wanted) const {
   for (const auto& [key, value] : reader_.metadata()) {
-    if (key == "seeded." + name) return value;
+    if (key == wanted) return value;
   }
   return "";
 }

@@ -38,10 +38,12 @@ class Golden {
   }
   // f32, bf16 or f16 as fp32, also where the bundle holds a seed instead of the values.
   std::vector<float> floats(const std::string& name) const;
+  // A metadata value, or empty.
+  std::string metadata(const std::string& key) const;
 
  private:
   // "bf16 seed=7 scale=0.05 shape=3,64,576", or empty.
-  std::string seeded(const std::string& name) const;
+  std::string seeded(const std::string& name) const { return metadata("seeded." + name); }
 
   kdtr::Reader reader_;
 };

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/error.h"
 
 namespace kdt::checkpoint {
@@ -64,6 +65,16 @@ inline TestTensor zeros(const std::string& name, const std::string& dtype,
   size_t bytes = element;
   for (const int64_t size : shape) bytes *= static_cast<size_t>(size);
   return {name, dtype, shape, std::string(bytes, '\0')};
+}
+
+// Values as "BF16" (which must hold them exactly) or "F32".
+inline TestTensor float_tensor(const std::string& name, const std::string& dtype,
+                               const std::vector<int64_t>& shape,
+                               const std::vector<float>& values) {
+  if (dtype == "F32") return {name, dtype, shape, bytes_of(values)};
+  std::vector<uint16_t> codes;
+  for (const float value : values) codes.push_back(f32_to_bf16(value));
+  return {name, dtype, shape, bytes_of(codes)};
 }
 
 inline std::string with_header(const std::string& header, const std::string& payload) {
