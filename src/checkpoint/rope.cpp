@@ -56,8 +56,11 @@ float attention_scale(const TargetConfig& config) {
 
 float rope_amplitude(const RopeConfig& rope) {
   if (rope.scaling == RopeConfig::Scaling::kNone) return 1.0f;
-  return static_cast<float>(rope.attention_factor.value_or(
-      yarn_mscale(rope.factor, rope.mscale) / yarn_mscale(rope.factor, rope.mscale_all_dim)));
+  const bool has_ratio = rope.mscale != 0 && rope.mscale_all_dim != 0;
+  const double mscale = has_ratio ? yarn_mscale(rope.factor, rope.mscale) /
+                                        yarn_mscale(rope.factor, rope.mscale_all_dim)
+                                  : yarn_mscale(rope.factor, 1.0);
+  return static_cast<float>(rope.attention_factor.value_or(mscale));
 }
 
 float draft_rope_amplitude(const RopeConfig& rope, DraftAmplitude rule) {

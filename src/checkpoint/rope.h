@@ -21,7 +21,8 @@ double yarn_mscale(double factor, double mscale);
 float attention_scale(const TargetConfig& config);
 
 // Multiplier of cos and sin of the target: attention_factor if the config has one, else
-// yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim). 1 without YaRN.
+// yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim), or yarn_mscale(factor, 1)
+// where one of the two is 0. 1 without YaRN.
 float rope_amplitude(const RopeConfig& rope);
 
 // Implementations disagree on the drafter's amplitude under YaRN, and checkpoints were trained

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "checkpoint/rope.h"
+#include "tests/ops/golden.h"
 
 namespace kdt::checkpoint {
 namespace {
@@ -88,6 +89,36 @@ TEST(Rope, Amplitudes) {
   EXPECT_FLOAT_EQ(draft_rope_amplitude(draft, DraftAmplitude::kFullMscale), full);
   draft.attention_factor = 1.25;
   EXPECT_EQ(draft_rope_amplitude(draft, DraftAmplitude::kFullMscale), 1.25f);
+}
+
+// ln and pow differ by an ulp or two between math libraries.
+TEST(Rope, GoldenYarn) {
+  for (const test::Golden& golden : test::golden_bundles("yarn")) {
+    SCOPED_TRACE(golden.label());
+    TargetConfig config;
+    config.qk_rope_head_dim = golden.scalar<int32_t>("dim");
+    config.qk_nope_head_dim = golden.scalar<int32_t>("qk_dim") - config.qk_rope_head_dim;
+    RopeConfig& rope = config.rope;
+    rope.dim = config.qk_rope_head_dim;
+    rope.theta = golden.scalar<double>("rope_theta");
+    if (golden.has("factor")) {
+      rope.scaling = RopeConfig::Scaling::kYarn;
+      rope.factor = golden.scalar<double>("factor");
+      rope.original_max_position_embeddings =
+          static_cast<int64_t>(golden.scalar<double>("original_max_position_embeddings"));
+      rope.beta_fast = golden.scalar<double>("beta_fast");
+      rope.beta_slow = golden.scalar<double>("beta_slow");
+      rope.mscale = golden.scalar<double>("mscale");
+      rope.mscale_all_dim = golden.scalar<double>("mscale_all_dim");
+    }
+    const std::vector<float> found = inv_freq(rope), want = golden.get<float>("inv_freq");
+    ASSERT_EQ(found.size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i)
+      EXPECT_NEAR(found[i] / want[i], 1.0, 0x1p-22) << "pair " << i;
+    EXPECT_FLOAT_EQ(rope_amplitude(rope), static_cast<float>(golden.scalar<double>("amplitude")));
+    EXPECT_FLOAT_EQ(attention_scale(config),
+                    static_cast<float>(golden.scalar<double>("softmax_scale")));
+  }
 }
 
 }  // namespace
