@@ -26,16 +26,25 @@ constexpr int direct_rows(int panels) {
   return panels == 4 ? 1 : panels == 2 ? 2 : kDirectRows;
 }
 #endif
-constexpr int kBlockK = 128;  // k's of expanded weights kept in L1
+constexpr int kBlockK = 128;     // k's of expanded weights kept in L1
+constexpr int kAheadBytes = 32;  // fetched ahead per k and panel: a cache line every second k
 
 int64_t smaller(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
+// What a tile fetches into the cache while it computes: `bytes` of each panel from `data` on.
+struct Ahead {
+  const uint8_t* data = nullptr;
+  int64_t panel_bytes = 0;
+  int64_t bytes = 0;
+};
+
 // `n_k` weights of several panels, `panel_bytes` apart, from a segment's start.
 struct TileWeights {
   const uint8_t* data;
   int64_t panel_bytes, segment, segment_bytes, n_k;
+  Ahead ahead;
 };
 
 // sums [kRows][kPanels * 16], continued when `resume`, += W x.
@@ -78,6 +87,12 @@ void tile(const TileWeights& w, const float* const* x_rows, float* sums, bool re
       codes += kScaleBytes;
     }
     for (; k + 2 <= end; k += 2, codes += pair_bytes(kFormat)) {
+      if (k * kAheadBytes < w.ahead.bytes) {
+#pragma GCC unroll 8
+        for (int p = 0; p < kPanels; ++p) {
+          prefetch(w.ahead.data + p * w.ahead.panel_bytes + k * kAheadBytes);
+        }
+      }
       step(codes, scale, k, 0);
       step(codes, scale, k, 1);
     }
@@ -181,6 +196,7 @@ void many_rows(const GemmBlock& b, int64_t panel) {
   const PanelMatrix& w = b.weight;
   const int rows = b.row_end - b.row_begin;
   const int n_tiles = (rows + kTileRows - 1) / kTileRows;
+  const int64_t code_bytes = w.panel_bytes / w.in_features;  // scales included, rounded down
   alignas(64) float sums[kMaxBlockRows * kPanels * kLanes];
   alignas(64) float expanded[kFormat == PanelFormat::kF32 ? 1 : kPanels * kBlockK * kLanes];
   for (int64_t k = 0; k < w.in_features; k += kBlockK) {
@@ -194,7 +210,12 @@ void many_rows(const GemmBlock& b, int64_t panel) {
       block.data = reinterpret_cast<const uint8_t*>(expanded);
       block.panel_bytes = kBlockK * kLanes * 4;
     }
-    for (int t = 0; t < n_tiles; ++t) {
+    // The first tile hides the latency of the next block, here or in the panels that come next.
+    const bool last_block = k + kBlockK >= w.in_features;
+    block.ahead = {w.data + (last_block ? (panel + kPanels) * w.panel_bytes
+                                        : panel * w.panel_bytes + (k + kBlockK) * code_bytes),
+                   w.panel_bytes, kBlockK * code_bytes};
+    for (int t = 0; t < n_tiles; ++t, block.ahead.bytes = 0) {
       const int first = t * rows / n_tiles, n = (t + 1) * rows / n_tiles - first;
       const float* x[kTileRows] = {};
       find_rows(b, b.row_begin + first, n, k, x);

@@ -18,6 +18,11 @@ namespace kdt::cpu::KDT_ISA {
 
 inline constexpr int kLanes = 16;
 
+// Starts loading a cache line; any address will do.
+KDT_INLINE void prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
+
 #ifdef __AVX512F__
 
 struct f32x16 {
