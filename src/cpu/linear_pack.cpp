@@ -75,12 +75,17 @@ int64_t interleaved(int64_t k, int64_t lane) {
 
 template <typename T>
 void pack_dense(const LinearSource& s, int64_t row, int64_t n, uint8_t* panel) {
+  constexpr int64_t kBlock = 64;  // rows a power of two apart share cache sets: few lines at a time
   T* out = reinterpret_cast<T*>(panel);
   const bool pairs = s.format == WeightFormat::kBF16;
-  for (int64_t k = 0; k < s.in_features; ++k) {
+  for (int64_t begin = 0; begin < s.in_features; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, s.in_features);
     for (int64_t lane = 0; lane < n; ++lane) {
-      out[pairs ? interleaved(k, lane) : k * kPanelOutputs + lane] =
-          read<T>(s.data, (row + lane) * s.in_features + k);
+      const char* source = static_cast<const char*>(s.data) +
+                           (row + lane) * s.in_features * static_cast<int64_t>(sizeof(T));
+      for (int64_t k = begin; k < end; ++k) {
+        out[pairs ? interleaved(k, lane) : k * kPanelOutputs + lane] = read<T>(source, k);
+      }
     }
   }
 }
