@@ -29,6 +29,12 @@ inline const nlohmann::json& reference() {
   return data;
 }
 
+// The greedy request of one of those prompts.
+inline engine::Request prompt(size_t index, int32_t max_tokens) {
+  return {.prompt = reference()[index]["prompt_ids"].get<std::vector<int32_t>>(),
+          .max_tokens = max_tokens};
+}
+
 struct Output {
   std::vector<int32_t> tokens, acceptance;
   std::vector<engine::RoundTree> trees;
