@@ -14,6 +14,10 @@
 namespace kdt {
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(path + ".tmp.XXXXXX") {
+  // rename() would put a file in the place of a device or a pipe.
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
+    throw_error(ErrorCode::kIo, "{}: cannot write: not a regular file", path_);
   fd_ = ::mkostemp(temporary_.data(), O_CLOEXEC);
   if (fd_ < 0) throw_error(ErrorCode::kIo, "{}: cannot write: {}", path_, std::strerror(errno));
   const mode_t mask = ::umask(0);
@@ -48,7 +52,8 @@ void AtomicFile::commit() {
   fd_ = -1;
   // The rename itself must reach the disk too.
   const std::string parent = std::filesystem::path(path_).parent_path().string();
-  const int directory = ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int directory =
+      ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory >= 0) {
     ::fsync(directory);
     ::close(directory);

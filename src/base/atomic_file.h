@@ -7,7 +7,8 @@
 namespace kdt {
 
 // Writes to a temporary beside `path`, then fsync + rename on commit(). Without commit() the
-// temporary is removed and the old file stays. Throws kIo naming the path. Not thread-safe.
+// temporary is removed and the old file stays. Throws kIo naming the path, also when it names
+// something that is no regular file. Not thread-safe.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
