@@ -193,6 +193,8 @@ InspectReport inspect_checkpoint(const std::string& dir) {
     inspection.finish([](std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); });
     report.architecture = describe_architecture(config);
     report.kv_elements_per_token = config.n_layers * 2 * config.n_kv_heads * config.head_dim;
+    report.kv_formula = fmt::format("{} layers x 2 x {} heads x {}", config.n_layers,
+                                    config.n_kv_heads, config.head_dim);
   } else {
     const TargetConfig config = load_target_config(dir);
     const Checkpoint checkpoint(dir);
@@ -202,6 +204,8 @@ InspectReport inspect_checkpoint(const std::string& dir) {
     report.architecture = describe_architecture(config);
     report.kv_elements_per_token =
         config.n_layers * (config.kv_lora_rank + config.qk_rope_head_dim);
+    report.kv_formula = fmt::format("{} layers x {}", config.n_layers,
+                                    config.kv_lora_rank + config.qk_rope_head_dim);
   }
   return report;
 }
@@ -209,9 +213,9 @@ InspectReport inspect_checkpoint(const std::string& dir) {
 std::string format_report(const InspectReport& report) {
   std::string out = report.dir + "\n";
   for (const std::string& line : report.architecture) out += "  " + line + "\n";
-  out += fmt::format("  KV per token  {} bytes as bf16, {} as fp32\n\n",
-                     grouped(report.kv_elements_per_token * 2),
-                     grouped(report.kv_elements_per_token * 4));
+  out += fmt::format("  KV per token  {} x 4 = {} bytes in fp32, {} in bf16\n\n", report.kv_formula,
+                     grouped(report.kv_elements_per_token * 4),
+                     grouped(report.kv_elements_per_token * 2));
   constexpr const char* kRow = "  {:<20}{:>10}{:>20}{:>20}\n";
   out += fmt::format(kRow, "weights", "tensors", "parameters", "bytes");
   InspectTotals total{.kind = "total"};

@@ -28,6 +28,7 @@ struct InspectReport {
   std::vector<std::string> architecture;  // lines of text
   std::vector<InspectTotals> kinds;       // only those present
   int64_t kv_elements_per_token = 0;      // latent cache of the target, K and V of the drafter
+  std::string kv_formula;                 // how they come about: "61 layers x 576"
   InspectFindings missing;                // tensors the config asks for
   InspectFindings wrong;                  // wrong shape, dtype or format: whole sentences
   InspectFindings unexpected;             // neither used nor knowingly skipped
