@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <thread>
 
 #include "apps/bench_cases.h"
@@ -18,39 +19,45 @@ struct BenchFlags {
 
 void add_flags(CLI::App& app, BenchFlags* flags) {
   BenchOptions& o = flags->options;
-  app.add_option("--model", o.model_dir,
-                 "Checkpoint directory of the target; without one, ops run "
-                 "on the shapes of tiny-k2 and of a Kimi K2.6 shard");
-  app.add_option("--draft", o.draft_dir, "Checkpoint directory of its DFlash drafter");
-  app.add_option("--op", o.ops, "Only this op; repeat for more")
-      ->check(CLI::IsMember(bench_op_names()))
-      ->allow_extra_args(false);
-  app.add_option("--min-time", o.min_time, "Seconds of measuring per op and shape")
-      ->check(CLI::Range(0.0, 60.0))
-      ->capture_default_str();
-  app.add_option("--csv", o.csv, "Write the table to this file too");
+  app.add_flag("--decode", flags->decode, "Compare plain, chain and tree decoding on a prompt");
+  app.add_flag("--profile", flags->profile, "Show where the time of a decode round goes, op by op");
+  app.add_option(
+         "--model", o.model_dir,
+         "Checkpoint directory of the target (default for ops: tiny-k2 and a Kimi K2.6 shard)")
+      ->type_name("DIR");
+  app.add_option("--draft", o.draft_dir, "Checkpoint directory of its DFlash drafter")
+      ->type_name("DIR");
+  app.add_option("--csv", o.csv, "Write the table to this file too")->type_name("FILE");
   add_threads_flag(app, &o.threads);
 
-  auto* decode =
-      app.add_flag("--decode", flags->decode, "Compare plain, chain and tree decoding on a prompt");
-  auto* profile = app.add_flag("--profile", flags->profile,
-                               "Show where the time of a decode round goes, op by op");
-  decode->excludes(profile);
-  add_prompt_flags(app, &o.prompts)->require_option(0, 1);
-  app.add_option("--max-tokens", o.max_tokens, "Tokens to generate at most")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--budgets", o.budgets, "Tree budgets of --decode")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::Range(1, kMaxBudget))
-      ->capture_default_str();
-  app.add_option("--budget", o.budget, "Tree budget of --profile; 0: plain decoding")
-      ->check(CLI::Range(0, kMaxBudget))
-      ->capture_default_str();
-  app.add_option("--repeats", o.repeats, "Runs of --decode and --profile")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+  app.add_option("--op", o.ops, "Only this op; repeat for more")
+      ->type_name("NAME")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->check(CLI::IsMember(bench_op_names()).description(""))
+      ->group("Ops");
+  app.add_option("--min-time", o.min_time, "Seconds of measuring per op and shape")
+      ->type_name("S")
+      ->check(in_range(0.0, 60.0))
+      ->capture_default_str()
+      ->group("Ops");
+
+  add_prompt_flags(app, &o.prompts);
+  const auto add_number = [&](const char* name, auto& value, const char* help, int least,
+                              int most) {
+    return app.add_option(name, value, help)
+        ->type_name("N")
+        ->check(in_range(least, most))
+        ->capture_default_str()
+        ->group("Decoding");
+  };
+  constexpr int kMax = std::numeric_limits<int>::max();
+  add_number("--max-tokens", o.max_tokens, "Tokens to generate at most", 1, kMax);
+  add_number("--budgets", o.budgets, "Tree budgets of --decode", 1, kMaxBudget)
+      ->type_name("N,N,...")
+      ->delimiter(',');
+  add_number("--budget", o.budget, "Tree budget of --profile; 0: plain decoding", 0, kMaxBudget);
+  add_number("--repeats", o.repeats, "Runs of --decode and --profile", 1, 1000);
   app.footer(
       "Examples:\n"
       "  kdtree bench                                  every op, against this machine's roof\n"
@@ -65,13 +72,13 @@ int run_bench(const BenchFlags& flags) {
   const BenchOptions& o = flags.options;
   set_cpu_threads(o.threads);
   if (!flags.decode && !flags.profile) {
-    if (o.prompts.any()) throw UsageError("a prompt needs --decode or --profile");
+    if (o.prompts.any()) throw UsageError("a prompt is for --decode or --profile");
     return bench_ops(o);
   }
-  const char* mode = flags.decode ? "--decode" : "--profile";
-  if (o.model_dir.empty()) throw UsageError(fmt::format("{} needs --model DIR", mode));
-  if (!o.prompts.any())
-    throw UsageError(fmt::format("{} needs a prompt: --prompt TEXT, for example", mode));
+  if (flags.decode && flags.profile) throw UsageError("--decode and --profile exclude each other");
+  if (o.model_dir.empty())
+    throw UsageError(fmt::format("{} needs --model DIR", flags.decode ? "--decode" : "--profile"));
+  check_prompts(o.prompts);
   return flags.decode ? bench_decode(o) : bench_profile(o);
 }
 

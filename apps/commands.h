@@ -22,10 +22,17 @@ Command add_generate(CLI::App& app);
 Command add_inspect(CLI::App& app);
 Command add_bench(CLI::App& app);
 
+// A range check that says nothing in --help; the flag's text does.
+template <typename T>
+CLI::Validator in_range(T least, T most) {
+  return CLI::Range(least, most).description("");
+}
+
 // --threads, shared by the commands that run ops.
 inline void add_threads_flag(CLI::App& app, int* threads) {
   app.add_option("--threads", *threads, "Threads of the CPU backend (default: all cores)")
-      ->check(CLI::Range(1, 1024));
+      ->type_name("N")
+      ->check(in_range(1, 1024));
 }
 
 }  // namespace kdt::apps

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <limits>
 #include <optional>
 
 #include "apps/commands.h"
@@ -53,6 +54,8 @@ struct Mode {
 };
 
 Mode choose_mode(const GenerateOptions& o) {
+  if (o.budget.has_value() + o.chain + o.no_spec > 1)
+    throw UsageError("--budget, --chain and --no-spec exclude each other");
   if (o.draft_dir.empty() && (o.chain || o.budget.value_or(0) > 0))
     throw UsageError(
         fmt::format("{} needs a drafter: add --draft DIR", o.chain ? "--chain" : "--budget"));
@@ -130,6 +133,7 @@ int status_of(const std::vector<Run>& runs) {
 int run_generate(const GenerateOptions& o) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
+  check_prompts(o.prompts);
   set_cpu_threads(o.threads);
   const Mode mode = choose_mode(o);
   int64_t context = checkpoint::load_target_config(o.model_dir).max_position_embeddings;
@@ -170,49 +174,76 @@ int run_generate(const GenerateOptions& o) {
   return status_of(runs);
 }
 
-void add_flags(CLI::App& app, GenerateOptions* o) {
-  app.add_option("--model", o->model_dir,
-                 "Checkpoint directory of the target (Hugging Face layout)")
-      ->required();
-  app.add_option("--draft", o->draft_dir, "Checkpoint directory of its DFlash drafter");
-
-  add_prompt_flags(app, &o->prompts)->require_option(1);
-  app.add_option("--max-tokens", o->max_tokens, "Tokens to generate at most")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  CLI::Option_group* mode = app.add_option_group("mode", "With --draft alone: --budget 32");
-  mode->add_option("--budget", o->budget, "DDTree: nodes of a draft tree, 0..1024 (0: plain)")
-      ->check(CLI::Range(0, kMaxBudget));
-  mode->add_flag("--chain", o->chain, "DFlash chain: the drafter's best token per position");
-  mode->add_flag("--no-spec", o->no_spec, "Plain decoding");
-  mode->require_option(0, 1);
-
-  CLI::Option_group* sampling = app.add_option_group(
-      "sampling", "Greedy without these; the output is the same in every mode");
-  sampling->add_option("--temperature", o->temperature,
-                       "0: greedy (default 1 with a filter below)");
-  sampling->add_option("--top-p", o->top_p, "Keep the likeliest tokens up to this probability");
-  sampling->add_option("--top-k", o->top_k, "Keep this many tokens, 0: all");
-  sampling->add_option("--min-p", o->min_p,
-                       "Keep tokens at least this likely, relative to the best");
-  sampling->add_option("--seed", o->seed, "Seed of the sampler")->capture_default_str();
-
-  app.add_option("--context", o->context, "Context limit in tokens (default: the model's)");
-  app.add_flag("--ignore-eos", o->ignore_eos, "Do not stop at stop tokens");
-  app.add_flag("--show-tree", o->show_tree, "Draw the draft tree of the round that accepted most");
-  app.add_flag("--json", o->json, "Print one JSON object (a list for several prompts)");
-  app.add_flag("--verbose", o->verbose, "Loading time and KV bytes per token on stderr");
-  add_threads_flag(app, &o->threads);
+void add_model_flags(CLI::App& app, GenerateOptions* o) {
+  const auto in_group = [](CLI::Option* option) { option->group("Model"); };
+  in_group(app.add_option("--model", o->model_dir, "Checkpoint directory of the target")
+               ->type_name("DIR")
+               ->required());
+  in_group(app.add_option("--draft", o->draft_dir, "Checkpoint directory of its DFlash drafter")
+               ->type_name("DIR"));
+  in_group(app.add_option("--context", o->context, "Context limit in tokens (default: the model's)")
+               ->type_name("N"));
   const std::map<std::string, checkpoint::DraftAmplitude> amplitudes{
       {"auto", checkpoint::DraftAmplitude::kByRopeType},
       {"full", checkpoint::DraftAmplitude::kFullMscale},
       {"ratio", checkpoint::DraftAmplitude::kMscaleRatio}};
-  app.add_option("--draft-yarn-amplitude", o->conventions.amplitude,
-                 "YaRN amplitude of the drafter: auto (by rope_type), full (vLLM), ratio (HF)")
-      ->transform(CLI::CheckedTransformer(amplitudes));
-  app.add_flag("--draft-causal-sliding,!--no-draft-causal-sliding",
-               o->conventions.causal_sliding_layers,
-               "Sliding drafter layers are causal within the block (default) or not");
+  in_group(app.add_option("--draft-yarn-amplitude", o->conventions.amplitude,
+                          "auto (by rope_type), full (vLLM) or ratio (Hugging Face)")
+               ->type_name("WORD")
+               ->transform(CLI::CheckedTransformer(amplitudes).description("")));
+  in_group(app.add_flag("--draft-causal-sliding,!--no-draft-causal-sliding",
+                        o->conventions.causal_sliding_layers,
+                        "Whether sliding drafter layers are causal within a block (default: yes)"));
+}
+
+void add_decoding_flags(CLI::App& app, GenerateOptions* o) {
+  const auto in_group = [](CLI::Option* option) { option->group("Decoding, at most one mode"); };
+  in_group(app.add_option("--budget", o->budget,
+                          "DDTree with this many nodes, 0 to 1024 (with --draft: 32)")
+               ->type_name("N")
+               ->check(in_range(0, kMaxBudget)));
+  in_group(app.add_flag("--chain", o->chain, "DFlash chain: the best draft token per position"));
+  in_group(app.add_flag("--no-spec", o->no_spec, "Plain decoding, as without --draft"));
+  in_group(app.add_option("--max-tokens", o->max_tokens, "Tokens to generate at most")
+               ->type_name("N")
+               ->check(in_range(1, std::numeric_limits<int>::max()))
+               ->capture_default_str());
+  in_group(app.add_flag("--ignore-eos", o->ignore_eos, "Do not stop at stop tokens"));
+}
+
+void add_sampling_flags(CLI::App& app, GenerateOptions* o) {
+  const auto add = [&](const char* name, auto& value, const char* type, const char* help) {
+    return app.add_option(name, value, help)
+        ->type_name(type)
+        ->group("Sampling (greedy without these; the same tokens in every mode)");
+  };
+  add("--temperature", o->temperature, "T", "0: greedy (default 1 with another of these)");
+  add("--top-p", o->top_p, "P", "Keep the likeliest tokens up to this probability");
+  add("--top-k", o->top_k, "K", "Keep this many tokens, 0: all");
+  add("--min-p", o->min_p, "P", "Keep tokens at least this likely, relative to the best");
+  add("--seed", o->seed, "S", "Seed of the sampler")
+      ->check([](const std::string& seed) {
+        return seed.starts_with('-') ? "a seed is not negative: " + seed : "";
+      })
+      ->capture_default_str();
+}
+
+void add_flags(CLI::App& app, GenerateOptions* o) {
+  add_model_flags(app, o);
+  add_prompt_flags(app, &o->prompts);
+  add_decoding_flags(app, o);
+  add_sampling_flags(app, o);
+  app.add_flag("--show-tree", o->show_tree, "Draw the draft tree of the round that accepted most");
+  app.add_flag("--json", o->json, "Print one JSON object (a list for a batch) and nothing else");
+  app.add_flag("--verbose", o->verbose, "Loading time and KV bytes per token on stderr");
+  add_threads_flag(app, &o->threads);
+  app.footer(
+      "Repeat a prompt flag for a batch. Examples:\n"
+      "  kdtree generate --model models/tiny-k2 --prompt 'import os'\n"
+      "  kdtree generate --model models/tiny-k2 --draft models/tiny-k2-dflash --show-tree \\\n"
+      "      --chat 'Write a function that reverses a list.'\n"
+      "  kdtree generate --model models/tiny-k2 --draft models/tiny-k2-dflash --budget 64 \\\n"
+      "      --prompt 'class Stack:' --temperature 0.8 --seed 7 --json\n");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <string>
 
 #include "apps/commands.h"
 #include "apps/interrupt.h"
@@ -30,12 +31,25 @@ int run(const Command& command) {
   return 1;
 }
 
+int complain(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
+  const auto chosen = app.get_subcommands();
+  if (!chosen.empty())
+    std::fprintf(stderr, "kdtree: %s (see kdtree %s --help)\n", error.what(),
+                 chosen[0]->get_name().c_str());
+  else if (first.empty() || first.starts_with('-'))
+    std::fprintf(stderr, "kdtree: %s (see kdtree --help)\n", error.what());
+  else
+    std::fprintf(stderr, "kdtree: there is no command '%s' (see kdtree --help)\n", first.c_str());
+  return 2;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   prepare_standard_streams();
   CLI::App app("kdtree: inference for Kimi K2 models with DDTree speculative decoding");
   app.require_subcommand(1);
+  app.get_formatter()->column_width(26);
   app.footer(
       "'kdtree COMMAND --help' lists the flags of a command. A first try:\n"
       "  kdtree generate --model models/tiny-k2 --draft models/tiny-k2-dflash \\\n"
@@ -57,8 +71,7 @@ int main(int argc, char** argv) {
     return run(
         [&] { return write_out(chosen.empty() ? app.help() : chosen[0]->help("kdtree")), 0; });
   } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "kdtree: %s (see kdtree --help)\n", error.what());
-    return 2;
+    return complain(app, error, argc > 1 ? argv[1] : "");
   }
   install_interrupt_handler();
   return run(command);

@@ -33,18 +33,31 @@ Ids parse_ids(const std::string& list) {
 
 }  // namespace
 
-CLI::Option_group* add_prompt_flags(CLI::App& app, PromptOptions* o) {
-  CLI::Option_group* group = app.add_option_group("Prompt", "one kind; repeat a flag for a batch");
-  const auto add = [&](const char* name, std::vector<std::string>* values, const char* help) {
-    return group->add_option(name, *values, help)->allow_extra_args(false);
+void add_prompt_flags(CLI::App& app, PromptOptions* o) {
+  const auto add = [&](const char* name, auto& value, const char* type, const char* help) {
+    return app.add_option(name, value, help)->type_name(type)->group("Prompt, one kind");
   };
-  add("--prompt", &o->texts, "Text to continue; special tokens are parsed, no BOS is added");
-  add("--prompt-file", &o->files, "The same, from a file");
-  add("--prompt-ids", &o->ids, "Token ids such as 1,2,3, used as given");
-  CLI::Option* chat = add("--chat", &o->chats, "A user's message, in the model's chat format");
-  app.add_option("--system", o->system, "System message for --chat (default: the format's own)")
-      ->needs(chat);
-  return group;
+  // Given again, a flag adds a prompt to the batch.
+  const auto add_list = [&](const char* name, auto& values, const char* type, const char* help) {
+    add(name, values, type, help)
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  };
+  add_list("--prompt", o->texts, "TEXT", "Text to continue; special tokens are parsed, no BOS");
+  add_list("--prompt-file", o->files, "FILE", "The same, from a file");
+  add_list("--prompt-ids", o->ids, "1,2,3", "Token ids, used as given");
+  add_list("--chat", o->chats, "TEXT", "A user's message, in the model's chat format");
+  add("--system", o->system, "TEXT", "System message of --chat (default: the format's own)");
+}
+
+void check_prompts(const PromptOptions& o) {
+  const int kinds = !o.texts.empty() + !o.files.empty() + !o.ids.empty() + !o.chats.empty();
+  if (kinds != 1)
+    throw UsageError(
+        fmt::format("{} prompt: give one of --prompt TEXT, --prompt-file FILE, "
+                    "--prompt-ids 1,2,3 or --chat TEXT",
+                    kinds ? "more than one kind of" : "no"));
+  if (!o.system.empty() && o.chats.empty()) throw UsageError("--system needs --chat TEXT");
 }
 
 std::optional<text::Tokenizer> load_tokenizer(const PromptOptions& o,

@@ -14,15 +14,18 @@ namespace kdt::apps {
 using Ids = std::vector<int32_t>;
 
 struct PromptOptions {
-  std::vector<std::string> texts, files, ids, chats;  // one of them has entries
+  std::vector<std::string> texts, files, ids, chats;
   std::string system;
 
   bool only_ids() const { return texts.empty() && files.empty() && chats.empty(); }
   bool any() const { return !only_ids() || !ids.empty(); }
 };
 
-// --prompt, --prompt-file, --prompt-ids, --chat and --system. Returns the group of the first four.
-CLI::Option_group* add_prompt_flags(CLI::App& app, PromptOptions* options);
+// --prompt, --prompt-file, --prompt-ids, --chat and --system.
+void add_prompt_flags(CLI::App& app, PromptOptions* options);
+
+// Throws UsageError unless there are prompts, all of one kind.
+void check_prompts(const PromptOptions& o);
 
 // The tokenizer of `model_dir`. Token ids need none: then a checkpoint without one gives nothing.
 std::optional<text::Tokenizer> load_tokenizer(const PromptOptions& o, const std::string& model_dir);
