@@ -118,10 +118,14 @@ void print_run(const Run& run, const Mode& mode, bool show_tree, const text::Tok
   if (show_tree) write_out("\n" + draw_tree(run, tokenizer, ::isatty(STDOUT_FILENO)));
 }
 
+bool has_failed(const Run& run) {
+  return run.reason == FinishReason::kError;
+}
+
 // Throws what went wrong with the first run that failed, or gives the exit status.
 int status_of(const std::vector<Run>& runs) {
   for (size_t i = 0; i < runs.size(); ++i)
-    if (runs[i].reason == FinishReason::kError)
+    if (has_failed(runs[i]))
       throw_error(ErrorCode::kNumeric, "{}generation failed: {}",
                   runs.size() > 1 ? fmt::format("prompt {}: ", i + 1) : "", runs[i].error);
   const bool cancelled = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
@@ -166,10 +170,10 @@ int run_generate(const GenerateOptions& o) {
     if (!o.json && runs.size() > 1)
       write_out(fmt::format("{}--- prompt {}\n", i ? "\n" : "", i + 1));
     follow(*streams[i], tokenizer, !o.json, &runs[i]);
-    if (!o.json) print_run(runs[i], mode, o.show_tree, tokenizer);
+    if (!o.json && !has_failed(runs[i])) print_run(runs[i], mode, o.show_tree, tokenizer);
   }
-  // A run that failed alone has no answer; in a batch the others keep theirs.
-  if (o.json && (runs.size() > 1 || runs[0].reason != FinishReason::kError))
+  // A run that fails has no answer; the others of its batch keep theirs.
+  if (o.json && !std::all_of(runs.begin(), runs.end(), has_failed))
     write_out(to_json(runs, tokenizer, load_s) + "\n");
   return status_of(runs);
 }
@@ -233,7 +237,8 @@ void add_flags(CLI::App& app, GenerateOptions* o) {
   add_prompt_flags(app, &o->prompts);
   add_decoding_flags(app, o);
   add_sampling_flags(app, o);
-  app.add_flag("--show-tree", o->show_tree, "Draw the draft tree of the round that accepted most");
+  app.add_flag("--show-tree", o->show_tree,
+               "Draw the draft tree of a round that a chain would have lost");
   app.add_flag("--json", o->json, "Print one JSON object (a list for a batch) and nothing else");
   app.add_flag("--verbose", o->verbose, "Loading time and KV bytes per token on stderr");
   add_threads_flag(app, &o->threads);

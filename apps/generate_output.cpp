@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -25,13 +26,30 @@ const char* reason_name(FinishReason reason) {
   }
 }
 
+// Whether the accepted path holds a node that is not its parent's best: a chain has none.
+bool leaves_the_chain(const engine::RoundTree& round) {
+  const std::vector<int32_t>& parents = round.tree.parents;
+  return std::any_of(round.accepted.begin(), round.accepted.end(), [&](int32_t node) {
+    return std::find(parents.begin(), parents.begin() + node, parents[node]) !=
+           parents.begin() + node;
+  });
+}
+
+// Better to look at: where a chain would have accepted less, then by acceptance length.
+bool tells_more(const engine::RoundTree& a, const engine::RoundTree& b) {
+  const auto rank = [](const engine::RoundTree& round) {
+    return std::pair(leaves_the_chain(round), round.accepted.size());
+  };
+  return rank(a) > rank(b);
+}
+
 }  // namespace
 
 void Run::add(const engine::Event& event) {
   token_ids.insert(token_ids.end(), event.tokens.begin(), event.tokens.end());
   if (event.acceptance_length > 0) {
-    const int32_t best = tree ? static_cast<int32_t>(tree->accepted.size()) : 0;
-    if (event.round_tree && event.acceptance_length > best) tree = event.round_tree;
+    if (event.round_tree && (!tree || tells_more(*event.round_tree, *tree)))
+      tree = event.round_tree;
     acceptance_lengths.push_back(event.acceptance_length);
   }
   reason = event.reason;

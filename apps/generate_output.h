@@ -14,7 +14,7 @@ namespace kdt::apps {
 struct Run {
   std::vector<int32_t> prompt_ids, token_ids;
   std::vector<int32_t> acceptance_lengths;  // one per round
-  std::shared_ptr<engine::RoundTree> tree;  // the round with the longest acceptance
+  std::shared_ptr<engine::RoundTree> tree;  // the round that shows most
   engine::FinishReason reason = engine::FinishReason::kNone;
   std::string error;
   engine::RequestTiming timing;
@@ -33,7 +33,8 @@ std::string to_json(const std::vector<Run>& runs, const text::Tokenizer* tokeniz
 // "96 tokens in 34 rounds, acceptance length 2.85, 812 tokens/s".
 std::string summary(const Run& run);
 
-// The draft tree of the run's longest acceptance, for a terminal.
+// The draft tree of one round, for a terminal: of those whose accepted path leaves the chain of
+// best tokens, the longest; else the longest of all.
 std::string draw_tree(const Run& run, const text::Tokenizer* tokenizer, bool color);
 
 }  // namespace kdt::apps
