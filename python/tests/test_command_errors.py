@@ -239,6 +239,27 @@ def test_nan_drafter(drafter):
     assert_fails(run_pair(MODEL, drafter), "fc.weight")
 
 
+def test_numbers_that_overflow(target):
+    """Finite weights, infinite logits: an error of that request; its batch goes on."""
+    huge = b"\x7f\x7f"  # bf16 3.4e38
+    file = Safetensors(target / "model.safetensors")
+    embedding, head = (file.entries[file.find(name)] for name in ("embed_tokens", "lm_head"))
+    row = 2 * embedding[1][1]
+    embedding[2] = embedding[2][: 7 * row] + huge * (row // 2) + embedding[2][8 * row :]
+    file.save()
+    pair = ["--model", target, "--draft", DRAFT, "--max-tokens", "4"]
+    assert_fails(run(*pair, "--prompt-ids", "1,7,3"), "drafter's logits")
+    both = run(*pair, "--prompt-ids", "1,2,3", "--prompt-ids", "1,7,3")
+    assert both.returncode == 1 and b"prompt 2" in both.stderr
+    good, bad = json.loads(both.stdout)
+    assert good["token_ids"] == generate(*pair, "--prompt-ids", "1,2,3")["token_ids"]
+    assert bad["finish_reason"] == "error" and "drafter's logits" in bad["error"]
+
+    head[2] = huge * (len(head[2]) // 2)
+    file.save()
+    assert_fails(run(*pair, "--prompt-ids", "1,2,3"), "model's logits")
+
+
 # Configs.
 
 CONTRADICTIONS = {
