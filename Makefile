@@ -14,7 +14,7 @@ test: $(BUILD)/.deps $(BUILD)/.venv
 	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDT_CUDA=OFF --log-level=WARNING
 	@cmake --build $(BUILD) -j $(JOBS)
 	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
-	@$(BUILD)/.venv/bin/python -m pytest -q python/tests
+	@KDT_BUILD=$(abspath $(BUILD)) $(BUILD)/.venv/bin/python -m pytest -q python/tests
 
 $(BUILD)/.deps: tools/install_deps.sh
 	@tools/install_deps.sh

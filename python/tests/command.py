@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BINARY = pathlib.Path(os.environ.get("KDT_BUILD", ROOT / "build")).resolve() / "kdtree"
+BINARY = ROOT / os.environ.get("KDT_BUILD", "build") / "kdtree"
 MODEL = ROOT / "models" / "tiny-k2"
 DRAFT = ROOT / "models" / "tiny-k2-dflash"
 GOLDEN = ROOT / "tests" / "golden"

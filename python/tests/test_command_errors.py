@@ -59,7 +59,7 @@ USAGE = {
     "negative budget": (["generate", *PAIR, *IDS, "--budget", "-1"], "--budget"),
     "no tokens": (["generate", *PAIR, "--prompt", "x", "--max-tokens", "0"], "--max-tokens"),
     "negative tokens": (["generate", *PAIR, "--prompt", "x", "--max-tokens", "-5"], "--max-tokens"),
-    "tokens beyond int": (["generate", *PAIR, "--prompt", "x", "--max-tokens", "9" * 12], "--max-tokens"),
+    "tokens beyond int": (["generate", *PAIR, "--prompt", "x", "--max-tokens", "9" * 12], "999"),
     "no threads": (["generate", *PAIR, *IDS, "--threads", "0"], "--threads"),
     "no number": (["generate", *PAIR, *IDS, "--temperature", "hot"], "--temperature", "hot"),
     "negative seed": (["generate", *PAIR, *IDS, "--seed", "-1"], "--seed"),
@@ -101,7 +101,7 @@ REFUSED = {
     "NaN top-p": ([*IDS, "--top-p", "nan"], "top_p"),
     "negative top-k": ([*IDS, "--top-k", "-3"], "top_k", "-3"),
     "min-p 1": ([*IDS, "--min-p", "1"], "min_p", "1"),
-    "one bad prompt of a batch": (["--prompt-ids", "1", "--prompt-ids", "9999"], "prompt 2", "9999"),
+    "a bad prompt of a batch": (["--prompt-ids", "1", "--prompt-ids", "9999"], "prompt 2", "9999"),
 }  # fmt: skip
 
 
@@ -172,8 +172,8 @@ def test_shards(target):
 
 @pytest.mark.parametrize(
     "part",
-    ["embed_tokens", "lm_head", "model.norm", "layers.2.self_attn.kv_b_proj", "layers.0.mlp.down_proj",
-     "layers.3.mlp.experts.7.up_proj.weight_packed", "layers.1.mlp.gate.e_score_correction_bias"],
+    ["embed_tokens", "lm_head", "model.norm", "layers.2.self_attn.kv_b_proj",
+     "layers.0.mlp.down_proj", "layers.3.mlp.experts.7.up_proj.weight_packed", "layers.1.mlp.gate.e_score_correction_bias"],
 )  # fmt: skip
 def test_missing_tensor(target, part):
     name = Safetensors(target / "model.safetensors").find(part)
@@ -292,11 +292,15 @@ def test_config_that_is_no_config(target, text):
     assert_fails(run_model(target), target / "config.json")
 
 
+def reading(layers, mask):
+    return {"dflash_config": {"target_layer_ids": layers, "mask_token_id": mask}}
+
+
 PAIRS = {
     "vocabularies differ": ({"vocab_size": 4095}, "4095", "4096"),
     "another hidden size": ({"hidden_size": 128}, "128", "256"),
-    "a layer the target lacks": ({"dflash_config": {"target_layer_ids": [0, 1, 2, 5], "mask_token_id": 4093}}, "5"),
-    "mask token outside": ({"dflash_config": {"target_layer_ids": [0, 1, 2, 3], "mask_token_id": 4096}}, "mask_token_id"),
+    "a layer the target lacks": (reading([0, 1, 2, 5], 4093), "5"),
+    "mask token outside": (reading([0, 1, 2, 3], 4096), "mask_token_id"),
     "block of one": ({"block_size": 1}, "block_size"),
     "block of 64": ({"block_size": 64}, "block_size"),
 }  # fmt: skip
