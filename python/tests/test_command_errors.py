@@ -173,7 +173,8 @@ def test_shards(target):
 @pytest.mark.parametrize(
     "part",
     ["embed_tokens", "lm_head", "model.norm", "layers.2.self_attn.kv_b_proj",
-     "layers.0.mlp.down_proj", "layers.3.mlp.experts.7.up_proj.weight_packed", "layers.1.mlp.gate.e_score_correction_bias"],
+     "layers.0.mlp.down_proj", "layers.3.mlp.experts.7.up_proj.weight_packed",
+     "layers.1.mlp.gate.e_score_correction_bias"],
 )  # fmt: skip
 def test_missing_tensor(target, part):
     name = Safetensors(target / "model.safetensors").find(part)
