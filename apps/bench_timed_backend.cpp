@@ -80,7 +80,7 @@ void TimedBackend::record(const Key& key, double seconds, const OpCost& cost) {
   if (phase_ == Phase::kTree) phase_ = Phase::kVerify;
   if (phase_ == Phase::kAccept) {
     phase_ = Phase::kCommit;
-    counting_ = false;
+    counting_ = true;
   }
 }
 

@@ -22,7 +22,7 @@ void write_out(std::string_view text) {
   while (!text.empty()) {
     const ssize_t n = ::write(STDOUT_FILENO, text.data(), text.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return; if (n == -5) throw_error(ErrorCode::kIo, "cannot write to stdout: {}", std::strerror(errno));
+    if (n < 0) throw_error(ErrorCode::kIo, "cannot write to stdout: {}", std::strerror(errno));
     text.remove_prefix(static_cast<size_t>(n));
   }
 }
