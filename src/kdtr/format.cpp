@@ -4,36 +4,23 @@
 
 #include <algorithm>
 
+#include "base/utf8.h"
 #include "kdtr/crc32c.h"
 
 namespace kdt::kdtr {
 namespace {
 
-// Bytes of the valid UTF-8 sequence that `text` starts with (Unicode 15, table 3-7), 0 if none.
-size_t sequence_bytes(std::string_view text) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : 0; };
-  const int lead = byte(0);
-  if (lead < 0x80) return 1;
-  const size_t n = lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
-  for (size_t i = 1; i < n; ++i)
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  const bool overlong = (lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xf0 && byte(1) < 0x90);
-  const bool surrogate = lead == 0xed && byte(1) >= 0xa0;
-  const bool too_large = lead == 0xf4 && byte(1) >= 0x90;
-  return overlong || surrogate || too_large ? 0 : n;
+bool is_control(uint32_t code_point) {
+  return code_point < 0x20 || (code_point >= 0x7f && code_point < 0xa0);
 }
 
-bool is_control(std::string_view sequence) {
-  const auto lead = static_cast<uint8_t>(sequence[0]);
-  return lead < 0x20 || lead == 0x7f || (lead == 0xc2 && static_cast<uint8_t>(sequence[1]) < 0xa0);
-}
-
-// Walks `text`; false at the first sequence that is not UTF-8 or, unless allowed, a control.
+// Whether `text` is UTF-8 and, unless allowed, without controls.
 bool valid_text(std::string_view text, bool controls_allowed) {
   while (!text.empty()) {
-    const size_t n = sequence_bytes(text);
-    if (n == 0 || (!controls_allowed && is_control(text.substr(0, n)))) return false;
-    text.remove_prefix(n);
+    const Utf8Unit unit = first_utf8_unit(text);
+    if (unit.kind != Utf8Unit::Kind::kValid) return false;
+    if (!controls_allowed && is_control(unit.code_point)) return false;
+    text.remove_prefix(unit.bytes);
   }
   return true;
 }
@@ -49,15 +36,14 @@ uint32_t structure_crc(Header header, std::span<const uint8_t> index) {
 std::string printable(std::string_view text) {
   std::string out;
   while (!text.empty()) {
-    const size_t n = sequence_bytes(text);
-    const size_t taken = std::max<size_t>(n, 1);
-    if (n == 0 || is_control(text.substr(0, n))) {
-      for (const char c : text.substr(0, taken))
-        out += fmt::format("\\x{:02x}", static_cast<uint8_t>(c));
+    const Utf8Unit unit = first_utf8_unit(text);
+    const std::string_view taken = text.substr(0, unit.bytes);
+    if (unit.kind == Utf8Unit::Kind::kValid && !is_control(unit.code_point)) {
+      out += taken;
     } else {
-      out += text.substr(0, n);
+      for (const char c : taken) out += fmt::format("\\x{:02x}", static_cast<uint8_t>(c));
     }
-    text.remove_prefix(taken);
+    text.remove_prefix(unit.bytes);
   }
   return out;
 }

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 namespace kdt::text {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "text/json_fields.h"
 #include "text/tokenizer_spec.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 namespace kdt::text {
 namespace {

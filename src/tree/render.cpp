@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "tree/tree.h"
 
 namespace kdt::tree {
@@ -22,32 +23,16 @@ struct Text {
   }
 };
 
-// Bytes of the well-formed UTF-8 sequence at s[i], or 0.
-int sequence_length(std::string_view s, size_t i, char32_t* code) {
-  const auto byte = [&](size_t j) { return static_cast<unsigned char>(s[j]); };
-  const int n = byte(i) < 0x80 ? 1 : byte(i) >= 0xf0 ? 4 : byte(i) >= 0xe0 ? 3 : 2;
-  if (n > 1 && (byte(i) < 0xc2 || byte(i) > 0xf4)) return 0;
-  if (i + n > s.size()) return 0;
-  *code = n == 1 ? byte(i) : byte(i) & (0x7f >> n);
-  for (int j = 1; j < n; ++j) {
-    if ((byte(i + j) & 0xc0) != 0x80) return 0;
-    *code = *code << 6 | (byte(i + j) & 0x3f);
-  }
-  constexpr char32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-  const bool surrogate = *code >= 0xd800 && *code < 0xe000;
-  return *code < kSmallest[n] || surrogate || *code > 0x10ffff ? 0 : n;
-}
-
 struct Range {
-  char32_t first, last;
+  uint32_t first, last;
 };
 
-bool within(const Range* begin, const Range* end, char32_t c) {
+bool within(const Range* begin, const Range* end, uint32_t c) {
   return std::any_of(begin, end, [c](const Range& r) { return c >= r.first && c <= r.last; });
 }
 
 // Terminal columns: 2 for East Asian wide characters and emoji, 0 for marks that combine.
-int columns_of(char32_t c) {
+int columns_of(uint32_t c) {
   static constexpr Range kWide[] = {{0x1100, 0x115f},   {0x2e80, 0x303e},   {0x3041, 0xa4cf},
                                     {0xa960, 0xa97f},   {0xac00, 0xd7a3},   {0xf900, 0xfaff},
                                     {0xfe30, 0xfe6f},   {0xff00, 0xff60},   {0xffe0, 0xffe6},
@@ -64,11 +49,12 @@ int columns_of(char32_t c) {
 // The next character of `s` at i as a terminal can show it; moves i past it.
 Text next_character(std::string_view s, size_t* i) {
   Text out;
-  char32_t code = 0;
-  const int n = sequence_length(s, *i, &code);
-  const std::string_view bytes = s.substr(*i, std::max(n, 1));
+  const Utf8Unit unit = first_utf8_unit(s.substr(*i));
+  const bool valid = unit.kind == Utf8Unit::Kind::kValid;
+  const std::string_view bytes = s.substr(*i, valid ? unit.bytes : 1);
+  const uint32_t code = unit.code_point;
   *i += bytes.size();
-  if (n == 0) {
+  if (!valid) {
     out.append("\uFFFD", 1);
   } else if (code == ' ') {
     out.append("·", 1);
@@ -77,9 +63,9 @@ Text next_character(std::string_view s, size_t* i) {
   } else if (code == '\t') {
     out.append("\\t", 2);
   } else if (code < 0x20 || (code >= 0x7f && code < 0xa0)) {
-    out.append(fmt::format("\\x{:02x}", static_cast<uint32_t>(code)), 4);
+    out.append(fmt::format("\\x{:02x}", code), 4);
   } else if ((code >= 0x202a && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069)) {
-    out.append(fmt::format("\\u{:04x}", static_cast<uint32_t>(code)), 6);  // reverses the line
+    out.append(fmt::format("\\u{:04x}", code), 6);  // reverses the line
   } else {
     out.append(bytes, columns_of(code));
   }

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "text/tokenizer.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 namespace {
 
@@ -24,7 +24,7 @@ std::string expand_vocab(std::string_view json) {
   for (int byte = 0; byte < 256; ++byte) {
     const bool printable = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte != 0xAD);
     std::string token;
-    kdt::text::append_utf8(printable ? byte : next++, &token);
+    kdt::append_utf8(printable ? byte : next++, &token);
     vocab[token] = byte;
   }
   for (const char* token : {"ab", "abc", "Ġa", "ĠĠ", "é"}) {
@@ -43,7 +43,7 @@ void check_text(const kdt::text::Tokenizer& tokenizer, std::string_view text) {
   streamed += stream.finish();
   // Patterns that only keep their matches may drop text; nothing may be invented.
   if (streamed != tokenizer.decode(ids)) __builtin_trap();
-  if (streamed.size() > kdt::text::replace_invalid_utf8(text).size() * 3) __builtin_trap();
+  if (streamed.size() > kdt::replace_invalid_utf8(text).size() * 3) __builtin_trap();
 }
 
 }  // namespace

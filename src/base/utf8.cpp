@@ -1,8 +1,8 @@
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 #include <algorithm>
 
-namespace kdt::text {
+namespace kdt {
 
 Utf8Unit first_utf8_unit(std::string_view bytes) {
   using Kind = Utf8Unit::Kind;
@@ -61,4 +61,4 @@ void append_utf8(uint32_t c, std::string* out) {
   }
 }
 
-}  // namespace kdt::text
+}  // namespace kdt

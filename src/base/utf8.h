@@ -1,4 +1,4 @@
-// UTF-8 as the tokenizer needs it: finding ill-formed bytes the way Python's errors='replace' does
+// Decoding UTF-8 from untrusted bytes: finding ill-formed ones the way Python's errors='replace' does
 // (one U+FFFD for each maximal subpart of an ill-formed sequence, Unicode 15.0 section 3.9).
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace kdt::text {
+namespace kdt {
 
 inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
@@ -29,4 +29,4 @@ std::string replace_invalid_utf8(std::string_view bytes);
 // Requires a code point up to U+10FFFF.
 void append_utf8(uint32_t code_point, std::string* out);
 
-}  // namespace kdt::text
+}  // namespace kdt
