@@ -1,6 +1,7 @@
 #include "checkpoint/linear_source.h"
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "checkpoint/elements.h"
 
 namespace kdt::checkpoint {
@@ -8,10 +9,6 @@ namespace {
 
 constexpr std::initializer_list<DType> kPlainFloats = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr int64_t kPerWord = 8;  // 4-bit values in an int32
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 LinearSource make_source(LinearFormat format, const TensorView& weight, const TensorView* scales,
                          int64_t block, int64_t out_features, int64_t in_features) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/rounding.h"
 #include "cpu/attention_block.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
@@ -15,12 +16,8 @@ constexpr const char* kOp = "draft_attention";
 constexpr int kMaxQueries = 32;  // of a task
 constexpr int kMaxRows = 16;
 
-int round16(int n) {
-  return (n + 15) / 16 * 16;
-}
-
 size_t scratch_floats(const DraftAttentionParams& p) {  // acc and q per query, k and v per position
-  return static_cast<size_t>(2 * kMaxQueries + 2 * kAttentionBlock) * round16(p.head_dim);
+  return static_cast<size_t>(2 * kMaxQueries + 2 * kAttentionBlock) * round_up(p.head_dim, 16);
 }
 
 // Rows [row, row + n_rows) of `request`, query heads [head, head + n_heads) of one group.
@@ -34,10 +31,10 @@ struct Grid {
     group = p.n_heads / p.n_kv_heads;
     task_heads = std::min(group, kMaxQueries);
     task_rows = std::min(kMaxRows, kMaxQueries / task_heads);
-    groups_per_kv_head = (group + task_heads - 1) / task_heads;
+    groups_per_kv_head = ceil_div(group, task_heads);
   }
 
-  int32_t row_groups(int32_t b) const { return (p.rows.n_nodes[b] + task_rows - 1) / task_rows; }
+  int32_t row_groups(int32_t b) const { return ceil_div(p.rows.n_nodes[b], task_rows); }
 
   int64_t n_tasks() const {
     int64_t n = 0;
@@ -73,7 +70,7 @@ class TaskRun {
       : p_(p),
         task_(task),
         kv_head_(task.head / (p.n_heads / p.n_kv_heads)),
-        padded_(round16(p.head_dim)),
+        padded_(round_up(p.head_dim, 16)),
         first_row_(p.rows.row_offset[task.request]),
         prefix_(p.rows.prefix_len[task.request]) {
     acc_ = static_cast<float*>(p.workspace.data) + thread_index() * scratch_floats(p);
@@ -85,7 +82,7 @@ class TaskRun {
   void run() {
     start_queries();
     const int32_t first = task_.row, last = task_.row + task_.n_rows - 1;
-    const int32_t n_blocks = (visible(last).end + kAttentionBlock - 1) / kAttentionBlock;
+    const int32_t n_blocks = ceil_div(visible(last).end, kAttentionBlock);
     for (int32_t block = visible(first).begin / kAttentionBlock; block < n_blocks; ++block) {
       // Ranges move monotonically with the row, so equal ends mean that all rows see the same.
       if (in_block(first, block) == in_block(last, block)) {

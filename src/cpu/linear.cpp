@@ -1,5 +1,6 @@
 #include "ops/linear.h"
 
+#include "base/rounding.h"
 #include "cpu/isa.h"
 #include "cpu/ops.h"
 #include "cpu/panels.h"
@@ -13,7 +14,7 @@ Gemm gemm_kernel() {
 void linear(const LinearParams& p, Stream) {
   if (p.n_rows == 0) return;
   const LinearWeight& w = *p.weight;
-  const int64_t row_blocks = (p.n_rows + kMaxBlockRows - 1) / kMaxBlockRows;
+  const int64_t row_blocks = ceil_div(p.n_rows, kMaxBlockRows);
   const int64_t work = w.n_groups * w.out_features * w.in_features * p.n_rows;
   const Gemm gemm = gemm_kernel();
   for_panel_blocks(w.n_groups * row_blocks, panel_count(w), p.n_rows, work > kSerialWork,

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/dtype.h"
+#include "base/rounding.h"
 
 namespace kdt::cpu {
 
@@ -32,7 +33,7 @@ void for_each_block(const void* logits, DType dtype, int32_t vocab, const Fn& fn
   float wide[kLogitBlock];
   for (int32_t first = 0; first < vocab; first += kLogitBlock) {
     const int count = vocab - first < kLogitBlock ? vocab - first : kLogitBlock;
-    const int padded = (count + 15) / 16 * 16;
+    const int padded = round_up(count, 16);
     const char* source = static_cast<const char*>(logits) + first * dtype_bytes(dtype);
     if (dtype == DType::kF32 && padded == count) {
       fn(reinterpret_cast<const float*>(source), count, first);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/rounding.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
 
@@ -33,8 +34,7 @@ void merge_row(const LseMergeParams& p, int64_t row) {
 
 void lse_merge(const LseMergeParams& p, Stream) {
   constexpr int64_t kRowsPerTask = 16;
-  const int64_t n_tasks = (p.n_rows + kRowsPerTask - 1) / kRowsPerTask;
-  parallel_for(n_tasks, p.n_rows * p.dim > 32768, [&](int64_t task) {
+  parallel_for(ceil_div(p.n_rows, kRowsPerTask), p.n_rows * p.dim > 32768, [&](int64_t task) {
     const int64_t end = std::min(p.n_rows, (task + 1) * kRowsPerTask);
     for (int64_t row = task * kRowsPerTask; row < end; ++row) merge_row(p, row);
   });

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "cpu/ops.h"
 #include "cpu/panels.h"
 #include "cpu/parallel.h"
@@ -31,7 +32,7 @@ Scratch lay_out(const MoeExpertsParams& p) {
   size_t offset = 0;
   const auto take = [&]<typename T>(T*& pointer, int64_t count) {
     pointer = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p.workspace.data) + offset);
-    offset += (count * sizeof(T) + 63) / 64 * 64;
+    offset += round_up(count * sizeof(T), size_t{64});
   };
   Scratch s;
   take(s.begin, experts + 1);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/rounding.h"
 #include "cpu/linear_kernel.h"
 #include "cpu/parallel.h"
 #include "ops/linear.h"
@@ -19,7 +20,7 @@ struct PackedLinear {
 inline constexpr size_t kPanelsOffset = 64;
 
 inline int64_t panel_count(const LinearWeight& w) {
-  return (w.out_features + kPanelOutputs - 1) / kPanelOutputs;
+  return ceil_div(w.out_features, kPanelOutputs);
 }
 
 inline PanelMatrix panel_matrix(const LinearWeight& w, int64_t group) {
@@ -51,8 +52,7 @@ void for_panel_blocks(int64_t units, int64_t panels, int64_t rows, bool worth_th
   const int64_t wanted = std::max<int64_t>(1, 4 * max_threads() / units);
   const int64_t blocks = std::clamp<int64_t>(panels / together, 1, wanted);
   parallel_for(units * blocks, worth_threads, [&](int64_t i) {
-    const int64_t unit = i / blocks, block = i % blocks,
-                  groups = (panels + together - 1) / together;
+    const int64_t unit = i / blocks, block = i % blocks, groups = ceil_div(panels, together);
     body(unit, block * groups / blocks * together,
          std::min(panels, (block + 1) * groups / blocks * together));
   });

@@ -2,6 +2,7 @@
 // parallel.
 #include <cmath>
 
+#include "base/rounding.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
 #include "cpu/sampler.h"
@@ -14,7 +15,7 @@ constexpr const char* kOp = "tree_accept";
 constexpr int64_t kThreadLogits = 16384;  // below this one thread is faster
 
 size_t scratch_bytes(const TreeAcceptParams& p) {
-  return (static_cast<size_t>(p.vocab) * sizeof(uint64_t) + 63) / 64 * 64;
+  return round_up(static_cast<size_t>(p.vocab) * sizeof(uint64_t), size_t{64});
 }
 
 int32_t draw(const TreeAcceptParams& p, int32_t request, int32_t row) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/rounding.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
 #include "ops/arguments.h"
@@ -26,8 +27,7 @@ struct Scratch {
 
 size_t scratch_bytes(int32_t max_budget) {
   const size_t n = static_cast<size_t>(max_budget) + 1;
-  const size_t bytes = n * (sizeof(Candidate) + sizeof(int32_t) + sizeof(int16_t));
-  return (bytes + 63) / 64 * 64;
+  return round_up(n * (sizeof(Candidate) + sizeof(int32_t) + sizeof(int16_t)), size_t{64});
 }
 
 Scratch scratch_of(const TreeBuildParams& p, int32_t request) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/rounding.h"
 #include "cpu/attention_block.h"
 #include "cpu/logit_kernels.h"
 #include "cpu/ops.h"
@@ -19,19 +20,11 @@ namespace {
 constexpr const char* kOp = "verify_attention";
 constexpr int kMaxQueries = 32;  // of a task: enough reuse of a key block, and it stays in cache
 
-int round16(int n) {
-  return (n + 15) / 16 * 16;
-}
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 struct Shape {
   explicit Shape(const VerifyAttentionParams& p)
       : width(p.latent_dim + p.rope_dim),
-        padded_width(round16(width)),
-        padded_latent(round16(p.latent_dim)) {}
+        padded_width(round_up(width, 16)),
+        padded_latent(round_up(p.latent_dim, 16)) {}
   int width, padded_width, padded_latent;
 };
 
@@ -56,7 +49,7 @@ size_t scratch_bytes(const VerifyAttentionParams& p) {
       static_cast<size_t>(kMaxQueries) * (shape.padded_latent + shape.padded_width) +
       static_cast<size_t>(kAttentionBlock) * shape.padded_width;
   const size_t path = static_cast<size_t>(p.n_words) * 64;
-  return (floats * sizeof(float) + path * sizeof(int32_t) + 63) / 64 * 64;
+  return round_up(floats * sizeof(float) + path * sizeof(int32_t), size_t{64});
 }
 
 Scratch scratch_of(const VerifyAttentionParams& p) {
@@ -85,12 +78,11 @@ struct Grid {
     const int64_t n_rounds = ceil_div(n_queries, n_threads * kMaxQueries);
     const auto target = static_cast<int32_t>(ceil_div(n_queries, n_threads * n_rounds));
     task_heads = std::min(p.n_heads, target);
-    task_rows =
-        std::clamp((target + p.n_heads - 1) / p.n_heads, 1, std::max(1, kMaxQueries / p.n_heads));
-    head_groups = (p.n_heads + task_heads - 1) / task_heads;
+    task_rows = std::clamp(ceil_div(target, p.n_heads), 1, std::max(1, kMaxQueries / p.n_heads));
+    head_groups = ceil_div(p.n_heads, task_heads);
   }
 
-  int32_t row_groups(int32_t b) const { return (p.rows.n_nodes[b] + task_rows - 1) / task_rows; }
+  int32_t row_groups(int32_t b) const { return ceil_div(p.rows.n_nodes[b], task_rows); }
 
   int64_t n_tasks() const {
     int64_t n = 0;
@@ -255,7 +247,7 @@ void check_requests(const VerifyAttentionParams& p) {
     require_prefix_pages(kOp, p.rows, b, p.n_pages);
     if (!p.ancestors) continue;
     require(p.n_words * 64 >= n, kOp, "n_words", p.n_words, "at least {} for {} nodes",
-            (n + 63) / 64, n);
+            ceil_div(n, 64), n);
     for (int32_t i = 0; i < n; ++i) {
       const uint64_t* words = p.ancestors + (static_cast<size_t>(row) + i) * p.n_words;
       for (int32_t w = n / 64; w < p.n_words; ++w) {

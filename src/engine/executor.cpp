@@ -3,13 +3,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/rounding.h"
 
 namespace kdt::engine {
 namespace {
-
-int32_t ceil_div(int64_t a, int64_t b) {
-  return static_cast<int32_t>((a + b - 1) / b);
-}
 
 std::vector<int64_t> capture_layers(const EngineOptions& options) {
   if (options.draft_dir.empty()) return {};

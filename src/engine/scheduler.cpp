@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/error.h"
+#include "base/rounding.h"
 
 namespace kdt::engine {
 namespace {
@@ -27,7 +27,7 @@ int32_t Scheduler::pages_needed(const Request& request) const {
   const int64_t longest =
       static_cast<int64_t>(request.prompt.size()) + token_limit(request) + executor_.draft_depth();
   return static_cast<int32_t>(
-      (std::min<int64_t>(longest, executor_.context_len()) + kPageTokens - 1) / kPageTokens);
+      ceil_div(std::min<int64_t>(longest, executor_.context_len()), kPageTokens));
 }
 
 void Scheduler::add(Request request, std::shared_ptr<RequestStream> stream) {

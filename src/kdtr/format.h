@@ -13,6 +13,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/rounding.h"
 
 namespace kdt::kdtr {
 
@@ -40,8 +41,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == 64 && std::endian::native == std::endian::little);
 
-inline constexpr size_t kMetaEntryBytes = 8;     // without key and value
-inline constexpr size_t kTensorEntryBytes = 16;  // without shape and name
+inline constexpr size_t kTensorEntryBytes = 16;  // of the index, without shape and name
 
 // The file's dtype codes are the DType values plus one, so that zeroed bytes are no dtype.
 static_assert(static_cast<int>(DType::kF64) == 0 && static_cast<int>(DType::kBF16) == 3 &&
@@ -51,7 +51,7 @@ static_assert(static_cast<int>(DType::kF64) == 0 && static_cast<int>(DType::kBF1
 using Metadata = std::map<std::string, std::string>;
 
 constexpr uint64_t align_up(uint64_t n) {
-  return (n + kAlignment - 1) / kAlignment * kAlignment;
+  return round_up(n, kAlignment);
 }
 
 // CRC32C of the header, its own field taken as zero, and the index.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "checkpoint/rope.h"
 #include "model/layers.h"
 
@@ -63,7 +64,7 @@ void TargetModel::plan(const TargetPlan& plan) {
   logits_ = Buffer<float>(backend_, static_cast<size_t>(plan.max_logit_rows) * c.vocab_size);
   head_norm_ = Buffer<float>(backend_, static_cast<size_t>(plan.max_logit_rows) * c.hidden_size);
 
-  VerifyAttentionParams attention{.n_words = (plan.max_nodes + 63) / 64,
+  VerifyAttentionParams attention{.n_words = ceil_div(plan.max_nodes, 64),
                                   .n_heads = static_cast<int32_t>(c.n_heads),
                                   .latent_dim = static_cast<int32_t>(c.kv_lora_rank),
                                   .rope_dim = static_cast<int32_t>(c.qk_rope_head_dim)};

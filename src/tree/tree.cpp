@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/rounding.h"
 
 namespace kdt::tree {
 
@@ -39,10 +40,10 @@ void validate(const DraftTree& tree) {
 
 std::vector<uint64_t> ancestor_words(const std::vector<int32_t>& parents, int32_t n_words) {
   const auto n = static_cast<int32_t>(parents.size());
-  if (n_words < (n + 63) / 64)
+  if (n_words < ceil_div(n, 64))
     throw_error(ErrorCode::kInvalidArgument,
-                "ancestor words: {} words a node, expected {} for {} nodes", n_words, (n + 63) / 64,
-                n);
+                "ancestor words: {} words a node, expected {} for {} nodes", n_words,
+                ceil_div(n, 64), n);
   std::vector<uint64_t> words(static_cast<size_t>(n) * n_words);
   for (int32_t i = 0; i < n; ++i) {
     uint64_t* own = &words[static_cast<size_t>(i) * n_words];
