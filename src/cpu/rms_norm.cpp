@@ -46,7 +46,7 @@ void normalize(const float* x, const float* weight, float* y, int64_t dim, float
 
 void rms_norm(const RmsNormParams& p, Stream) {
   const int64_t dim = p.dim;
-  parallel_for(p.n_rows, p.n_rows * p.n_heads * dim > 100'000, [&](int64_t m) {
+  parallel_for(p.n_rows, int64_t{p.n_rows} * p.n_heads * dim > 100'000, [&](int64_t m) {
     for (int64_t h = 0; h < p.n_heads; ++h) {
       normalize(p.x + m * p.x_row_stride + h * dim, p.weight, p.y + m * p.y_row_stride + h * dim,
                 dim, p.eps);
