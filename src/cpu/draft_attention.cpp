@@ -135,15 +135,12 @@ class TaskRun {
     AttentionKeys keys;
     keys.dim = keys.value_dim = padded_;
     keys.scale = p_.scale;
-    const int32_t* table =
-        p_.rows.block_table + static_cast<size_t>(task_.request) * p_.rows.max_blocks;
     for (int i = 0; i < kAttentionBlock; ++i) {
       const int32_t position = block * kAttentionBlock + i;
       keys.key[i] = keys.value[i] = nullptr;
       if (position < range.begin || position >= range.end) continue;
       const bool cached = position < prefix_;
-      const size_t row = cached ? size_t{static_cast<uint32_t>(table[block])} * kPageTokens +
-                                      position % kPageTokens
+      const size_t row = cached ? cache_row(p_.rows, task_.request, position)
                                 : static_cast<size_t>(first_row_) + position - prefix_;
       const size_t offset = (row * p_.n_kv_heads + kv_head_) * p_.head_dim;
       keys.key[i] = as_padded((cached ? p_.k_pages : p_.k) + offset, k_ + i * padded_);

@@ -3,6 +3,7 @@
 
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
+#include "cpu/row_checks.h"
 #include "ops/arguments.h"
 
 namespace kdt::cpu {
@@ -42,18 +43,15 @@ void check_requests(const KvCommitParams& p) {
 
 void commit_layer(const KvCommitParams& p, int64_t layer) {
   const size_t row_bytes = static_cast<size_t>(p.width) * dtype_bytes(p.dtype);
-  const size_t page_bytes = row_bytes * kPageTokens;
   const char* tail = static_cast<const char*>(p.tail) +
                      static_cast<size_t>(layer) * p.tail_layer_stride * dtype_bytes(p.dtype);
-  char* pages = static_cast<char*>(p.pages) + static_cast<size_t>(layer) * p.n_pages * page_bytes;
+  char* pages = static_cast<char*>(p.pages) +
+                static_cast<size_t>(layer) * p.n_pages * kPageTokens * row_bytes;
   for (int32_t b = 0; b < p.rows.n_requests; ++b) {
-    const int32_t* table = p.rows.block_table + static_cast<size_t>(b) * p.rows.max_blocks;
     for (int32_t i = 0; i < p.n_accepted[b]; ++i) {
-      const int32_t position = p.rows.prefix_len[b] + i;
-      const size_t row = static_cast<size_t>(p.rows.row_offset[b]) + node_of(p, b, i);
-      std::memcpy(
-          pages + table[position / kPageTokens] * page_bytes + position % kPageTokens * row_bytes,
-          tail + row * row_bytes, row_bytes);
+      const size_t from = static_cast<size_t>(p.rows.row_offset[b]) + node_of(p, b, i);
+      const size_t to = cache_row(p.rows, b, p.rows.prefix_len[b] + i);
+      std::memcpy(pages + to * row_bytes, tail + from * row_bytes, row_bytes);
     }
   }
 }

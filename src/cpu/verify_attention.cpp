@@ -178,16 +178,10 @@ class TaskRun {
     const bool cached = position < prefix_, f8 = p_.kv_dtype == DType::kF8E4M3;
     const char* rows = static_cast<const char*>(cached ? p_.kv_pages : p_.tail);
     const float* scales = cached ? p_.page_scales : p_.tail_scales;
-    size_t row;
-    if (cached) {
-      const int32_t* table =
-          p_.rows.block_table + static_cast<size_t>(task_.request) * p_.rows.max_blocks;
-      const size_t page = table[position / kPageTokens];
-      row = page * kPageTokens + position % kPageTokens;
-    } else {
-      const int32_t i = position - prefix_;
-      row = static_cast<size_t>(first_row_) + (p_.ancestors ? scratch_.path[i] : i);
-    }
+    const int32_t i = position - prefix_;  // on the path's tail
+    const size_t row =
+        cached ? cache_row(p_.rows, task_.request, position)
+               : static_cast<size_t>(first_row_) + (p_.ancestors ? scratch_.path[i] : i);
     return as_padded(rows + row * shape_.width * dtype_bytes(p_.kv_dtype), p_.kv_dtype, buffer,
                      f8 ? scales[row] : 1.0f);
   }
