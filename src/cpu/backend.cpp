@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "cpu/isa.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
 
@@ -18,6 +19,7 @@ void synchronize(Stream) {}
 }  // namespace cpu
 
 const Backend& cpu_backend() {
+  cpu::use_avx512();  // a wrong KDT_CPU_ISA throws here, not inside a parallel loop
   static constexpr Backend kBackend = {
       .name = "cpu",
       .allocate = cpu::allocate,
