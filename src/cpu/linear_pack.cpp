@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/rounding.h"
+#include "cpu/linear_expand.h"
 #include "cpu/ops.h"
 #include "cpu/panels.h"
 #include "cpu/parallel.h"
@@ -11,13 +13,13 @@
 namespace kdt::cpu {
 namespace {
 
+using namespace KDT_ISA;
+
 static_assert(static_cast<int>(WeightFormat::kF32) == static_cast<int>(PanelFormat::kF32));
 static_assert(static_cast<int>(WeightFormat::kF16) == static_cast<int>(PanelFormat::kF16));
 static_assert(static_cast<int>(WeightFormat::kBF16) == static_cast<int>(PanelFormat::kBF16));
 static_assert(static_cast<int>(WeightFormat::kInt4Group) == static_cast<int>(PanelFormat::kInt4));
 static_assert(static_cast<int>(WeightFormat::kFp8Block) == static_cast<int>(PanelFormat::kFp8));
-
-constexpr int64_t kScaleBytes = kPanelOutputs * sizeof(float);
 
 // Checkpoints give no alignment, so elements are read bytewise.
 template <typename T>
@@ -38,34 +40,16 @@ float read_scale(const LinearSource& s, int64_t index) {
   }
 }
 
-// Bytes that two k's of a panel take; an odd last k is padded to a pair.
-int64_t pair_bytes(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kF32:
-      return 2 * kPanelOutputs * 4;
-    case WeightFormat::kF16:
-    case WeightFormat::kBF16:
-      return 2 * kPanelOutputs * 2;
-    case WeightFormat::kInt4Group:
-      return kPanelOutputs;
-    case WeightFormat::kFp8Block:
-      return 2 * kPanelOutputs;
-  }
-  return 0;
-}
-
 PackedLinear plan(const LinearSource& s) {
-  const bool int4 = s.format == WeightFormat::kInt4Group;
-  const bool fp8 = s.format == WeightFormat::kFp8Block;
-  const int64_t segment = int4  ? s.group_size
-                          : fp8 ? std::min<int64_t>(s.block_size, s.in_features)
-                                : s.in_features;
+  const auto format = static_cast<PanelFormat>(s.format);
+  int64_t segment = s.in_features;
+  if (format == PanelFormat::kInt4) segment = s.group_size;
+  if (format == PanelFormat::kFp8) segment = std::min<int64_t>(s.block_size, s.in_features);
   const int64_t segment_bytes =
-      (int4 || fp8 ? kScaleBytes : 0) + (segment + 1) / 2 * pair_bytes(s.format);
-  const int64_t n_segments = (s.in_features + segment - 1) / segment;
+      (has_scales(format) ? kScaleBytes : 0) + ceil_div(segment, 2) * pair_bytes(format);
   return {.segment = segment,
           .segment_bytes = segment_bytes,
-          .panel_bytes = n_segments * segment_bytes};
+          .panel_bytes = ceil_div(s.in_features, segment) * segment_bytes};
 }
 
 // Where element (k, lane) of a segment lies, in formats whose pairs of k's are interleaved.
@@ -113,7 +97,7 @@ void pack_int4(const LinearSource& s, int64_t row, int64_t n, const PackedLinear
 // False when a weight or scale is not a number (or a scale is beyond what 2^8 times it can hold).
 bool pack_fp8(const LinearSource& s, int64_t row, int64_t n, const PackedLinear& layout,
               uint8_t* panel) {
-  const int64_t blocks = (s.in_features + s.block_size - 1) / s.block_size;
+  const int64_t blocks = ceil_div(s.in_features, s.block_size);
   const uint8_t* data = static_cast<const uint8_t*>(s.data);
   bool ok = true;
   for (int64_t lane = 0; lane < n; ++lane) {
