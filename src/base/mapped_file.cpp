@@ -65,6 +65,11 @@ void MappedFile::release_pages(std::span<const uint8_t> range) const {
   if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
+bool file_exists(const std::string& path) {
+  struct stat info{};
+  return ::stat(path.c_str(), &info) == 0;
+}
+
 std::string read_text_file(const std::string& path, size_t max_bytes) {
   size_t size = 0;
   const Descriptor file = open_regular(path, &size);

@@ -15,11 +15,6 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMaxIndexBytes = size_t{256} << 20;
 
-bool is_there(const std::string& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
-}
-
 // Shard name -> the tensors the index promises in it.
 using ShardTensors = std::map<std::string, std::vector<std::string>>;
 
@@ -53,9 +48,9 @@ Checkpoint::Checkpoint(const std::string& dir) : dir_(dir) {
   const fs::path base(dir);
   const std::string single = (base / "model.safetensors").string();
   const std::string index = (base / "model.safetensors.index.json").string();
-  if (is_there(single)) {
+  if (file_exists(single)) {
     for (const TensorView& tensor : shards_.emplace_back(single).tensors()) add(tensor);
-  } else if (is_there(index)) {
+  } else if (file_exists(index)) {
     open_shards(index);
   } else {
     throw_error(ErrorCode::kIo, "{}: no weights: expected {} or {}", dir, single, index);
@@ -72,7 +67,7 @@ void Checkpoint::open_shards(const std::string& index_path) {
   std::unordered_map<std::string_view, const TensorView*> stored;  // every tensor of every shard
   for (const auto& [shard, names] : promised) {
     const std::string path = (fs::path(dir_) / shard).string();
-    if (!is_there(path))
+    if (!file_exists(path))
       throw_error(ErrorCode::kIo, "{}: shard is missing; {} needs it for {} tensors, first {}",
                   path, index_path, names.size(), printable(names.front()));
     for (const TensorView& tensor : shards_.emplace_back(path).tensors()) {

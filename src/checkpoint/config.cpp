@@ -161,10 +161,9 @@ TargetConfig load_target_config(const std::string& dir) {
   const std::string path = (std::filesystem::path(dir) / "config.json").string();
   const std::string generation_path = beside(path, "generation_config.json");
   const std::string text = read_text_file(path, kMaxConfigBytes);
-  std::error_code ignored;
-  const bool has_generation = std::filesystem::exists(generation_path, ignored);
   return parse_target_config(
-      path, text, has_generation ? read_text_file(generation_path, kMaxConfigBytes) : "");
+      path, text,
+      file_exists(generation_path) ? read_text_file(generation_path, kMaxConfigBytes) : "");
 }
 
 }  // namespace kdt::checkpoint

@@ -198,10 +198,9 @@ std::string read_chat_template(const std::string& dir) {
   constexpr size_t kMaxTemplateBytes = 1 << 20, kMaxConfigBytes = 1 << 26;
   const auto path = std::filesystem::path(dir);
   const std::string file = (path / "chat_template.jinja").string();
-  std::error_code ignored;
-  if (std::filesystem::exists(file, ignored)) return read_text_file(file, kMaxTemplateBytes);
+  if (file_exists(file)) return read_text_file(file, kMaxTemplateBytes);
   const std::string config_file = (path / "tokenizer_config.json").string();
-  if (std::filesystem::exists(config_file, ignored)) {
+  if (file_exists(config_file)) {
     const Json config = parse_json(config_file, read_text_file(config_file, kMaxConfigBytes));
     const Json& text = optional_field(config, "chat_template");
     if (text.is_string()) return text.get<std::string>();

@@ -89,20 +89,16 @@ Tokenizer::Tokenizer(TokenizerSpec spec)
 
 Tokenizer Tokenizer::load(const std::string& dir) {
   const auto path = [&](const char* name) { return (std::filesystem::path(dir) / name).string(); };
-  const auto exists = [](const std::string& file) {
-    std::error_code ignored;
-    return std::filesystem::exists(file, ignored);
-  };
   const auto text_or_empty = [&](const char* name) {
-    return exists(path(name)) ? read_text_file(path(name), kMaxFileBytes) : std::string();
+    return file_exists(path(name)) ? read_text_file(path(name), kMaxFileBytes) : std::string();
   };
   const std::string ranks = path("tiktoken.model"), json = path("tokenizer.json");
-  if (exists(ranks)) {
+  if (file_exists(ranks)) {
     return Tokenizer(parse_tiktoken(ranks, read_text_file(ranks, kMaxFileBytes),
                                     text_or_empty("tokenizer_config.json"),
                                     text_or_empty("config.json")));
   }
-  if (exists(json)) {
+  if (file_exists(json)) {
     return Tokenizer(parse_tokenizer_json(json, read_text_file(json, kMaxFileBytes)));
   }
   throw_error(ErrorCode::kIo, "{}: no tokenizer: neither tiktoken.model nor tokenizer.json", dir);
