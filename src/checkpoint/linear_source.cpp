@@ -132,9 +132,4 @@ void dequantize_rows(const LinearSource& source, int64_t row0, int64_t n_rows, f
   }
 }
 
-void release(const LinearSource& source) {
-  release(*source.weight_tensor);
-  if (source.scale_tensor) release(*source.scale_tensor);
-}
-
 }  // namespace kdt::checkpoint

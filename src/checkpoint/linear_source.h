@@ -30,7 +30,7 @@ struct LinearSource {
   DType scale_dtype = DType::kF32;
   int64_t block = 0;  // kInt4Pack: columns per scale (group size); kFp8Block: 128
 
-  // Where the pointers come from, for release().
+  // Where the pointers come from; scales only in quantized formats.
   const TensorView* weight_tensor = nullptr;
   const TensorView* scale_tensor = nullptr;
 };
@@ -41,16 +41,7 @@ struct LinearSource {
 LinearSource load_linear(const Checkpoint& checkpoint, const QuantizationConfig& quantization,
                          const std::string& module, int64_t out_features, int64_t in_features);
 
-// A Linear that has no quantized form (the drafter's, or embeddings read as rows).
-inline LinearSource load_dense(const Checkpoint& checkpoint, const std::string& module,
-                               int64_t out_features, int64_t in_features) {
-  return load_linear(checkpoint, QuantizationConfig{}, module, out_features, in_features);
-}
-
 // Exact fp32 values of rows [row0, row0 + n_rows), `out` [n_rows, in_features].
 void dequantize_rows(const LinearSource& source, int64_t row0, int64_t n_rows, float* out);
-
-// Drops the mapped pages of weight and scales.
-void release(const LinearSource& source);
 
 }  // namespace kdt::checkpoint

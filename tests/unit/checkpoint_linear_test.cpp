@@ -133,7 +133,7 @@ TEST(LinearSource, DenseFormats) {
     EXPECT_EQ(source.format, LinearFormat::kDense);
     EXPECT_EQ(source.scales, nullptr);
     EXPECT_EQ(dequantize(source), values) << module;
-    release(source);
+    release(*source.weight_tensor);
     EXPECT_EQ(dequantize(source), values) << module;
   }
 }
@@ -141,7 +141,7 @@ TEST(LinearSource, DenseFormats) {
 TEST(LinearSource, RowsOutOfRangeAreRefused) {
   const Directory dir({zeros("m.weight", "F32", {2, 3})});
   const Checkpoint checkpoint = dir.open();
-  const LinearSource source = load_dense(checkpoint, "m", 2, 3);
+  const LinearSource source = load_linear(checkpoint, kNoQuantization, "m", 2, 3);
   float out[9];
   EXPECT_THROW(dequantize_rows(source, 1, 2, out), Error);
   EXPECT_THROW(dequantize_rows(source, -1, 1, out), Error);
