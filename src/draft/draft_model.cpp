@@ -56,6 +56,7 @@ DraftModel::DraftModel(const Backend& backend, const std::string& dir,
   hidden_norm_ = loader.vector("hidden_norm.weight", config_.hidden_size);
   norm_ = loader.vector("norm.weight", config_.hidden_size);
   for (int64_t i = 0; i < config_.n_layers; ++i) layers_.push_back(load_layer(loader, config_, i));
+  loader.finish();
 
   const std::vector<float> inv_freq = checkpoint::inv_freq(config_.rope);
   inv_freq_ = Buffer<float>(backend, inv_freq.size());

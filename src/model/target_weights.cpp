@@ -80,6 +80,7 @@ TargetWeights load_target_weights(const Backend& backend, const checkpoint::Chec
       loader.table(embedding + ".weight", c.vocab_size, c.hidden_size, &weights.embedding_dtype);
   weights.norm = loader.vector(model + "norm.weight", c.hidden_size);
   for (int64_t i = 0; i < c.n_layers; ++i) weights.layers.push_back(load_layer(loader, c, i));
+  loader.finish();
 
   const std::vector<float> inv_freq = checkpoint::inv_freq(c.rope);
   weights.inv_freq = Buffer<float>(backend, inv_freq.size());

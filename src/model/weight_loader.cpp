@@ -1,5 +1,6 @@
 #include "model/weight_loader.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -50,20 +51,27 @@ bool any_special(const uint8_t* data, size_t n, Code exponent) {
   return found;
 }
 
-bool has_non_finite(const TensorView& t) {
+bool is_finite(const TensorView& t) {
   const size_t n = static_cast<size_t>(t.numel());
   switch (t.dtype) {
     case DType::kF32:
-      return any_special<uint32_t>(t.data.data(), n, 0x7f800000u);
+      return !any_special<uint32_t>(t.data.data(), n, 0x7f800000u);
     case DType::kF16:
-      return any_special<uint16_t>(t.data.data(), n, 0x7c00);
+      return !any_special<uint16_t>(t.data.data(), n, 0x7c00);
     case DType::kBF16:
-      return any_special<uint16_t>(t.data.data(), n, 0x7f80);
+      return !any_special<uint16_t>(t.data.data(), n, 0x7f80);
     case DType::kF8E4M3:
-      return any_special<uint8_t>(t.data.data(), n, 0x7f);
+      return !any_special<uint8_t>(t.data.data(), n, 0x7f);
     default:
-      return false;
+      return true;
   }
+}
+
+void require_finite(const TensorView& tensor) {
+  if (!is_finite(tensor))
+    throw_error(ErrorCode::kBadFile,
+                "{}: tensor {} holds NaN or infinity; the checkpoint is damaged",
+                tensor.file->path(), tensor.name);
 }
 
 }  // namespace
@@ -87,8 +95,7 @@ Linear WeightLoader::grouped(std::span<const std::string> modules, int64_t out_f
   std::vector<checkpoint::LinearSource> loaded;
   std::vector<LinearSource> sources;
   for (const std::string& module : modules) {
-    loaded.push_back(
-        checkpoint::load_linear(checkpoint_, quantization_, module, out_features, in_features));
+    loaded.push_back(load(module, out_features, in_features));
     sources.push_back(to_op_source(loaded.back()));
   }
   Linear packed = pack(sources);
@@ -100,8 +107,7 @@ void WeightLoader::kv_b(const std::string& module, const checkpoint::TargetConfi
                         Linear* w_uk, Linear* w_uv) {
   const int64_t heads = config.n_heads, latent = config.kv_lora_rank;
   const int64_t nope = config.qk_nope_head_dim, v = config.v_head_dim;
-  const checkpoint::LinearSource source =
-      checkpoint::load_linear(checkpoint_, quantization_, module, heads * (nope + v), latent);
+  const checkpoint::LinearSource source = load(module, heads * (nope + v), latent);
   // bf16 stays bf16 (the transpose is exact); anything else becomes fp32.
   const bool narrow = source.format == LinearFormat::kDense && source.dtype == DType::kBF16;
   const size_t element = narrow ? 2 : 4;
@@ -140,7 +146,7 @@ void WeightLoader::kv_b(const std::string& module, const checkpoint::TargetConfi
 }
 
 Buffer<float> WeightLoader::vector(const std::string& name, int64_t n) {
-  const TensorView& tensor = checkpoint_.get(name, {n}, {DType::kF32, DType::kBF16, DType::kF16});
+  const TensorView& tensor = get(name, {n});
   std::vector<float> host(n);
   checkpoint::read_f32(tensor, host.data());
   Buffer<float> device(backend_, n);
@@ -151,8 +157,7 @@ Buffer<float> WeightLoader::vector(const std::string& name, int64_t n) {
 
 Buffer<uint8_t> WeightLoader::table(const std::string& name, int64_t rows, int64_t columns,
                                     DType* dtype) {
-  const TensorView& tensor =
-      checkpoint_.get(name, {rows, columns}, {DType::kF32, DType::kBF16, DType::kF16});
+  const TensorView& tensor = get(name, {rows, columns});
   Buffer<uint8_t> device(backend_, tensor.data.size());
   backend_.copy_in(device.data(), tensor.data.data(), tensor.data.size(), {});
   *dtype = tensor.dtype;
@@ -160,18 +165,34 @@ Buffer<uint8_t> WeightLoader::table(const std::string& name, int64_t rows, int64
   return device;
 }
 
+void WeightLoader::finish() {
+  if (progress_) progress_(bytes_total_, bytes_total_);
+}
+
+checkpoint::LinearSource WeightLoader::load(const std::string& module, int64_t out_features,
+                                            int64_t in_features) {
+  const checkpoint::LinearSource source =
+      checkpoint::load_linear(checkpoint_, quantization_, module, out_features, in_features);
+  require_finite(*source.weight_tensor);
+  if (source.scale_tensor) require_finite(*source.scale_tensor);
+  return source;
+}
+
+const TensorView& WeightLoader::get(const std::string& name, const std::vector<int64_t>& shape) {
+  const TensorView& tensor = checkpoint_.get(name, shape, {DType::kF32, DType::kBF16, DType::kF16});
+  require_finite(tensor);
+  return tensor;
+}
+
 Linear WeightLoader::pack(std::span<const LinearSource> groups) {
   return Linear(backend_, pack_linear(backend_, groups));
 }
 
 void WeightLoader::done(const TensorView& tensor) {
-  if (has_non_finite(tensor))
-    throw_error(ErrorCode::kBadFile,
-                "{}: tensor {} holds NaN or infinity; the checkpoint is damaged",
-                tensor.file ? tensor.file->path() : checkpoint_.dir(), tensor.name);
   checkpoint::release(tensor);
   bytes_done_ += tensor.data.size();
-  if (progress_) progress_(bytes_done_, bytes_total_);
+  // A tied head is packed beside its table: its tensor counts twice.
+  if (progress_) progress_(std::min(bytes_done_, bytes_total_), bytes_total_);
 }
 
 void WeightLoader::done(const checkpoint::LinearSource& source) {

@@ -66,10 +66,16 @@ class WeightLoader {
   Buffer<float> vector(const std::string& name, int64_t n);
   // A dense matrix in its own type, row major: the embedding table.
   Buffer<uint8_t> table(const std::string& name, int64_t rows, int64_t columns, DType* dtype);
+  // Reports the end, whatever the model did not ask for (vision towers, MTP layers).
+  void finish();
 
  private:
+  // Refuse NaN and infinities.
+  checkpoint::LinearSource load(const std::string& module, int64_t out_features,
+                                int64_t in_features);
+  const checkpoint::TensorView& get(const std::string& name, const std::vector<int64_t>& shape);
   Linear pack(std::span<const LinearSource> groups);
-  // Refuses NaN and infinities, then counts the tensor as loaded and drops its pages.
+  // Counts the tensor as loaded and drops its pages.
   void done(const checkpoint::TensorView& tensor);
   void done(const checkpoint::LinearSource& source);
 
