@@ -33,11 +33,12 @@ Executor::Executor(const Backend& backend, const EngineOptions& options)
 
 void Executor::plan() {
   const int32_t batch = options_.max_batch, depth = draft_depth();
-  const int32_t tree_rows = batch * (std::max(options_.max_budget, depth) + 1);
+  const int32_t max_budget = std::max(options_.max_budget, depth);  // a chain may be the longer
+  const int32_t tree_rows = batch * (max_budget + 1);
   const int32_t max_rows = std::max(options_.prefill_chunk, tree_rows);
   const int32_t all_pages = batch * max_blocks_;
   const int32_t n_pages = options_.kv_pages ? std::min(options_.kv_pages, all_pages) : all_pages;
-  n_words_ = ceil_div(std::max(options_.max_budget, depth) + 1, 64);
+  n_words_ = ceil_div(max_budget + 1, 64);
   max_accepted_ = depth + 1;
 
   target_.plan({.max_rows = max_rows,
@@ -73,7 +74,7 @@ void Executor::plan() {
                                                           .depth = depth,
                                                           .k = max_k,
                                                           .n_words = n_words_,
-                                                          .max_budget = options_.max_budget}));
+                                                          .max_budget = max_budget}));
   if (draft_) {
     const int32_t context_rows = std::max(options_.prefill_chunk, batch * max_accepted_);
     draft_->plan(context_rows, batch);

@@ -155,6 +155,25 @@ TEST(Limits, StopTokenInsideTheAcceptedPath) {
   EXPECT_EQ(generate(engine, deaf).tokens, free_run.tokens);
 }
 
+// A chain may be longer than the largest tree: its memory is planned all the same.
+TEST(Limits, AChainNeedsNoTreeBudget) {
+  Backend backend = cpu_backend();  // one whose other ops lend the tree builder no memory
+  backend.tree_accept_workspace = [](const TreeAcceptParams&) { return size_t{0}; };
+  backend.tree_accept = [](const TreeAcceptParams& given, Stream stream) {
+    std::vector<uint64_t> memory(cpu_backend().tree_accept_workspace(given) / sizeof(uint64_t));
+    TreeAcceptParams p = given;
+    p.workspace = {memory.data(), memory.size() * sizeof(uint64_t)};
+    cpu_backend().tree_accept(p, stream);
+  };
+  engine::EngineOptions options = options_up_to_64();
+  options.max_batch = 1;
+  options.max_budget = 0;
+  Engine engine(backend, options);
+  const Output output = generate(engine, with_budget(prompt(4, 24), -1));
+  EXPECT_EQ(output.error, "");
+  EXPECT_EQ(output.tokens, generate(engine, prompt(4, 24)).tokens);
+}
+
 // Drafts with a drafter of another config.json; returns the rounds' trees, having checked that the
 // output is the target's.
 std::vector<std::vector<int32_t>> drafts(const nlohmann::json& changes,
