@@ -2,7 +2,7 @@
 # Installs the Debian packages the CPU build needs; asks for nothing when all are there.
 set -euo pipefail
 packages=(cmake ninja-build g++ python3-venv libgtest-dev nlohmann-json3-dev libcli11-dev
-          libfmt-dev libspdlog-dev libpcre2-dev)
+          libfmt-dev libpcre2-dev)
 missing=()
 for p in "${packages[@]}"; do
   dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'install ok installed' || missing+=("$p")
