@@ -43,7 +43,8 @@ struct LinearWeight {
   void* data = nullptr;      // backend layout
 };
 
-// Throws kInvalidArgument when the sources differ in shape or format or are empty.
+// Throws kInvalidArgument when the sources differ in shape or format or are empty, kNumeric for NaN
+// among FP8 codes or scales.
 LinearWeight pack_linear(const Backend& backend, std::span<const LinearSource> groups);
 
 // Group g of row m: y[m, g, :] (+)= W[g] x[m, g, :]. Every output element is one sum over `in`

@@ -1,5 +1,6 @@
 // rope: rotary position embedding (Su et al. 2021, arXiv 2104.09864).
-// angle[i] = fp32(position) * inv_freq[i], rounded to fp32; cos and sin are multiplied by amplitude.
+// angle[i] = fp32(position) * inv_freq[i], rounded to fp32; cos and sin are multiplied by
+// amplitude.
 #pragma once
 
 #include <cstdint>

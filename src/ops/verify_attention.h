@@ -10,9 +10,9 @@
 // A row that sees nothing gives out = 0, lse = -inf.
 //
 // FP8 KV: an e4m3 code times the fp32 scale of its row, one scale for the latent and the rope part
-// together (e4m3 keeps its relative precision over 2^14, so one range fits both). The scale of a
-// key multiplies its score and its weight, never the codes: dequantizing costs no accuracy. A code
-// of NaN is NaN.
+// together (e4m3 keeps its relative precision over 2^14, so one range fits both). Applied in fp32,
+// to the codes or to the key's score and weight: dequantizing costs no accuracy. A code of NaN is
+// NaN.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct VerifyAttentionParams {
   float* lse = nullptr;                 // [R, H]
   int32_t n_words = 0;                  // W = ceil(N / 64)
   int32_t n_heads = 0;                  // H
-  int32_t n_pages = 0;                  // for the argument check of block tables in tests
+  int32_t n_pages = 0;                  // of the cache; block tables name 0 .. n_pages - 1
   int32_t latent_dim = 512;             // kv_lora_rank
   int32_t rope_dim = 64;                // qk_rope_head_dim
   float scale = 0.0f;
