@@ -1,9 +1,10 @@
 #include "draft/draft_model.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.h"
 #include "model/layers.h"
 
 namespace kdt::draft {
@@ -75,13 +76,13 @@ size_t DraftModel::kv_bytes_per_token() const {
 void DraftModel::plan(int32_t max_context_rows, int32_t max_requests) {
   const auto& c = config_;
   const int32_t block_rows = max_requests * static_cast<int32_t>(c.block_size);
-  max_rows_ = std::max(block_rows, max_context_rows);
+  const int32_t max_rows = std::max(block_rows, max_context_rows);
   const auto floats = [&](int64_t n_rows, int64_t per_row) {
     return Buffer<float>(backend_, static_cast<size_t>(n_rows * per_row));
   };
   const int64_t kv_width = c.n_kv_heads * c.head_dim;
-  x_ = floats(max_rows_, c.hidden_size);
-  h_ = floats(max_rows_, c.hidden_size);
+  x_ = floats(max_rows, c.hidden_size);
+  h_ = floats(max_rows, c.hidden_size);
   q_ = floats(block_rows, c.n_heads * c.head_dim);
   k_ = floats(block_rows, kv_width);
   v_ = floats(block_rows, kv_width);

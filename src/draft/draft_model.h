@@ -49,6 +49,7 @@ class DraftModel {
   int32_t feature_width() const;  // floats per token of the features
   size_t kv_bytes_per_token() const;
 
+  // Allocates the scratch of extend_context() up to these rows and of draft() up to these requests.
   void plan(int32_t max_context_rows, int32_t max_requests);
   ContextCache make_cache(int32_t n_pages) const;
 
@@ -79,7 +80,6 @@ class DraftModel {
   float rope_amplitude_ = 1.0f;
   std::vector<DraftLayer> layers_;
 
-  int32_t max_rows_ = 0;
   Buffer<float> x_, h_, q_, k_, v_, attention_, gate_, up_, context_k_, context_v_, logits_;
   Buffer<uint8_t> workspace_;
 };

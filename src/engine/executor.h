@@ -33,7 +33,7 @@ struct StepResult {
                                 // the prompt is not finished
   int32_t acceptance_length = 0;
   std::shared_ptr<RoundTree> round_tree;
-  std::string error;  // not empty: the request failed, its caches did not change
+  std::string error;  // not empty: the request failed and must end
 };
 
 // Not thread-safe: the engine thread's.

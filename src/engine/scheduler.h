@@ -15,7 +15,7 @@ namespace kdt::engine {
 // one chunk, then runs one round over all that decode.
 class Scheduler {
  public:
-  explicit Scheduler(Executor& executor, int32_t max_batch);
+  Scheduler(Executor& executor, int32_t max_batch);
 
   // Pages that a run of `request` may need at most.
   int32_t pages_needed(const Request& request) const;
@@ -27,8 +27,6 @@ class Scheduler {
   void cancel_all();
 
  private:
-  using Sequences = std::vector<std::unique_ptr<Sequence>>;
-
   void drop_cancelled();
   void admit();
   void prefill();
@@ -43,7 +41,7 @@ class Scheduler {
   int32_t max_batch_;
   kv::PagePool pool_;
   std::deque<std::unique_ptr<Sequence>> waiting_;
-  Sequences running_;
+  std::vector<std::unique_ptr<Sequence>> running_;
 };
 
 }  // namespace kdt::engine

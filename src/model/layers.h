@@ -1,4 +1,4 @@
-// The two calls every layer makes, for contiguous rows of width `stride`.
+// The two calls every layer makes, without the fields it has no use for.
 #pragma once
 
 #include "model/weight_loader.h"

@@ -32,11 +32,10 @@ struct TargetPlan {
   int32_t max_nodes = 1;       // tree nodes of one request
 };
 
-// Immutable after loading. forward() and logits() use the scratch of this object: one caller at a
-// time.
+// Immutable after loading, but for its scratch: one caller at a time.
 class TargetModel {
  public:
-  // `capture` lists the layers whose output the drafter reads. `max_rows` bounds R.
+  // `capture` lists the layers whose output the drafter reads. Throws what the loaders throw.
   TargetModel(const Backend& backend, const std::string& dir, std::vector<int64_t> capture,
               LoadProgress progress);
 
@@ -49,15 +48,13 @@ class TargetModel {
   void plan(const TargetPlan& plan);
   LatentCache make_cache(int32_t n_pages) const;
 
-  // Runs R rows. Afterwards hidden() holds the residual stream [R, hidden], tail() the latent KV of
-  // the rows [n_layers, max_rows, width], features() the captured layers [n_capture, max_rows,
-  // hidden]. The cache is only read.
+  // Runs R rows. Afterwards tail() holds the latent KV of the rows [n_layers, max_rows, width],
+  // features() the captured layers [n_capture, max_rows, hidden]. The cache is only read.
   void forward(const TargetBatch& batch, const LatentCache& cache);
   // Logits [n_rows, vocab] of the `n_rows` consecutive rows from `first_row` of the last forward,
   // written to row `to_row` of logits().
   void compute_logits(int32_t first_row, int32_t n_rows, int32_t to_row);
 
-  const float* hidden() const { return x_.data(); }
   const float* tail() const { return tail_.data(); }
   const float* features() const { return features_.data(); }
   const float* logits() const { return logits_.data(); }

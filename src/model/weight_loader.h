@@ -33,7 +33,6 @@ class Linear {
   Linear(const Linear&) = delete;
   Linear& operator=(const Linear&) = delete;
 
-  explicit operator bool() const { return weight_.data != nullptr; }
   const LinearWeight* get() const { return &weight_; }
 
  private:
