@@ -197,7 +197,7 @@ TEST(Linear, NanAndInfinityStayInTheirRow) {
 
 TEST(Linear, NoRowsIsNoWork) {
   const PackedWeight weight(cpu_backend(), WeightFormat::kF32, 1, 16, 16, 7);
-  linear(cpu_backend(), {.weight = &weight.packed});
+  EXPECT_NO_THROW(linear(cpu_backend(), {.weight = &weight.packed}));
 }
 
 TEST(Linear, PackedBytesFollowTheFormat) {
