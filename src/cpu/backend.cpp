@@ -44,6 +44,7 @@ const Backend& cpu_backend() {
       .draft_attention = cpu::draft_attention,
       .draft_topk_workspace = cpu::draft_topk_workspace,
       .draft_topk = cpu::draft_topk,
+      .draft_topk_merge = cpu::draft_topk_merge,
       .tree_build_workspace = cpu::tree_build_workspace,
       .tree_build = cpu::tree_build,
       .tree_accept_workspace = cpu::tree_accept_workspace,

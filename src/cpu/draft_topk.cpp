@@ -53,8 +53,9 @@ bool topk_row(const DraftTopkParams& p, int64_t row) {
   float* logp = p.logp + row * p.k;
   int32_t* ids = p.ids + row * p.k;
   for (int32_t i = 0; i < p.k; ++i) {
-    logp[i] = i < n ? key_logit(keys[i]) - log_z : -kInf;
-    ids[i] = i < n ? key_id(keys[i]) : -1;
+    const float logit = i < n ? key_logit(keys[i]) : -kInf;
+    logp[i] = p.shard || i >= n ? logit : logit - log_z;
+    ids[i] = i < n ? p.first_id + key_id(keys[i]) : -1;
   }
   return n >= 0;
 }

@@ -60,7 +60,7 @@ void check_requests(const TreeAcceptParams& p) {
     if (n == 0) continue;
     require(row >= 0 && row <= p.n_rows - n, kOp, "row_offset", row, "0..{} for {} nodes",
             p.n_rows - n, n);
-    check_sampling(p.sampling[b]);
+    if (p.logits) check_sampling(p.sampling[b]);
     for (int32_t i = 0; i < n; ++i) {  // links ascend, so every walk ends
       const int32_t child = p.first_child[row + i], sibling = p.next_sibling[row + i];
       require(child == -1 || (child > i && child < n), kOp, "first_child", child,
@@ -79,7 +79,7 @@ size_t tree_accept_workspace(const TreeAcceptParams& largest) {
 
 void tree_accept(const TreeAcceptParams& p, Stream) {
   check_requests(p);
-  for (int32_t b = 0; p.targets && b < p.batch; ++b) {
+  for (int32_t b = 0; p.logits && p.targets && b < p.batch; ++b) {
     const int32_t row = p.row_offset[b];
     parallel_for(p.n_nodes[b], int64_t{p.n_nodes[b]} * p.vocab > kThreadLogits, [&](int64_t i) {
       p.targets[row + i] = draw(p, b, row + static_cast<int32_t>(i));

@@ -5,6 +5,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "ops/backend.h"
 #include "ops/row_batch.h"
 
 namespace kdt {
@@ -31,6 +32,15 @@ inline void require_float(const char* op, const char* field, DType dtype) {
 inline void require_workspace(const char* op, const Workspace& workspace, size_t needed) {
   require(workspace.bytes >= needed && (workspace.data || !needed), op, "workspace.bytes",
           workspace.bytes, "at least {}, the size of {}_workspace", needed, op);
+}
+
+// The backend's function for an op: implemented(backend, &Backend::linear, "linear")(p, stream).
+template <typename Function>
+Function implemented(const Backend& backend, Function Backend::* entry, const char* op) {
+  if (!(backend.*entry))
+    throw_error(ErrorCode::kUnsupported, "{}: the {} backend does not have this op", op,
+                backend.name);
+  return backend.*entry;
 }
 
 // The arrays of a batch that an op reads.

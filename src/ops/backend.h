@@ -1,9 +1,11 @@
 // A backend: one table of function pointers that implements every op on one kind of memory.
 // Callers use the free functions of the op headers (linear(backend, params), ...), which check the
-// arguments once and then call through the table. Backends assume checked arguments.
+// arguments once and then call through the table. Backends assume checked arguments. An entry is null
+// where the backend lacks the op; the free functions then throw kUnsupported.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <span>
 
 #include "ops/draft_attention.h"
@@ -34,6 +36,11 @@ struct Backend {
   void (*copy)(void* to, const void* from, size_t bytes, Stream stream) = nullptr;  // within
   void (*synchronize)(Stream stream) = nullptr;
 
+  // Median microseconds of one `call`, which enqueues ops on the stream it is given: captured once,
+  // replayed with cold caches. Null where the backend cannot replay.
+  double (*time_cold)(const std::function<void(Stream)>& call, int n_warmups,
+                      int n_repeats) = nullptr;
+
   LinearWeight (*pack_linear)(std::span<const LinearSource> groups) = nullptr;
   void (*linear)(const LinearParams&, Stream) = nullptr;
   void (*embedding)(const EmbeddingParams&, Stream) = nullptr;
@@ -50,6 +57,7 @@ struct Backend {
   void (*draft_attention)(const DraftAttentionParams&, Stream) = nullptr;
   size_t (*draft_topk_workspace)(const DraftTopkParams&) = nullptr;
   void (*draft_topk)(const DraftTopkParams&, Stream) = nullptr;
+  void (*draft_topk_merge)(const DraftTopkMergeParams&, Stream) = nullptr;
   size_t (*tree_build_workspace)(const TreeBuildParams&) = nullptr;
   void (*tree_build)(const TreeBuildParams&, Stream) = nullptr;
   size_t (*tree_accept_workspace)(const TreeAcceptParams&) = nullptr;

@@ -27,13 +27,13 @@ void check(const DraftAttentionParams& p) {
 }
 
 size_t draft_attention_workspace(const Backend& backend, const DraftAttentionParams& largest) {
-  return backend.draft_attention_workspace(largest);
+  return implemented(backend, &Backend::draft_attention_workspace, kOp)(largest);
 }
 
 void draft_attention(const Backend& backend, const DraftAttentionParams& p, Stream stream) {
   check(p);
-  require_workspace(kOp, p.workspace, backend.draft_attention_workspace(p));
-  backend.draft_attention(p, stream);
+  require_workspace(kOp, p.workspace, implemented(backend, &Backend::draft_attention_workspace, kOp)(p));
+  implemented(backend, &Backend::draft_attention, kOp)(p, stream);
 }
 
 }  // namespace kdt

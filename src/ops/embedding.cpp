@@ -21,7 +21,7 @@ void check(const EmbeddingParams& p) {
 
 void embedding(const Backend& backend, const EmbeddingParams& p, Stream stream) {
   check(p);
-  backend.embedding(p, stream);
+  implemented(backend, &Backend::embedding, kOp)(p, stream);
 }
 
 }  // namespace kdt

@@ -35,7 +35,7 @@ void check(const KvCommitParams& p) {
 
 void kv_commit(const Backend& backend, const KvCommitParams& p, Stream stream) {
   check(p);
-  backend.kv_commit(p, stream);
+  implemented(backend, &Backend::kv_commit, kOp)(p, stream);
 }
 
 }  // namespace kdt

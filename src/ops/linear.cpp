@@ -60,7 +60,7 @@ LinearWeight pack_linear(const Backend& backend, std::span<const LinearSource> g
     check_source(source);
     check_same(source, groups[0]);
   }
-  return backend.pack_linear(groups);
+  return implemented(backend, &Backend::pack_linear, kPack)(groups);
 }
 
 void check(const LinearParams& p) {
@@ -90,7 +90,7 @@ void check(const LinearParams& p) {
 
 void linear(const Backend& backend, const LinearParams& p, Stream stream) {
   check(p);
-  backend.linear(p, stream);
+  implemented(backend, &Backend::linear, kOp)(p, stream);
 }
 
 }  // namespace kdt

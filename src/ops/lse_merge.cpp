@@ -22,7 +22,7 @@ void check(const LseMergeParams& p) {
 
 void lse_merge(const Backend& backend, const LseMergeParams& p, Stream stream) {
   check(p);
-  backend.lse_merge(p, stream);
+  implemented(backend, &Backend::lse_merge, kOp)(p, stream);
 }
 
 }  // namespace kdt

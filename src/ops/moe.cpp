@@ -55,7 +55,7 @@ void check(const MoeRouteParams& p) {
 
 void moe_route(const Backend& backend, const MoeRouteParams& p, Stream stream) {
   check(p);
-  backend.moe_route(p, stream);
+  implemented(backend, &Backend::moe_route, kRoute)(p, stream);
 }
 
 void check(const MoeExpertsParams& p) {
@@ -72,13 +72,13 @@ void check(const MoeExpertsParams& p) {
 
 size_t moe_experts_workspace(const Backend& backend, const MoeExpertsParams& largest) {
   check_sizes(largest);
-  return backend.moe_experts_workspace(largest);
+  return implemented(backend, &Backend::moe_experts_workspace, kExperts)(largest);
 }
 
 void moe_experts(const Backend& backend, const MoeExpertsParams& p, Stream stream) {
   check(p);
-  require_workspace(kExperts, p.workspace, backend.moe_experts_workspace(p));
-  backend.moe_experts(p, stream);
+  require_workspace(kExperts, p.workspace, implemented(backend, &Backend::moe_experts_workspace, kExperts)(p));
+  implemented(backend, &Backend::moe_experts, kExperts)(p, stream);
 }
 
 }  // namespace kdt

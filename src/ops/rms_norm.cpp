@@ -28,7 +28,7 @@ void check(const RmsNormParams& p) {
 
 void rms_norm(const Backend& backend, const RmsNormParams& p, Stream stream) {
   check(p);
-  backend.rms_norm(p, stream);
+  implemented(backend, &Backend::rms_norm, kOp)(p, stream);
 }
 
 }  // namespace kdt

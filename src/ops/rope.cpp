@@ -44,7 +44,7 @@ void check(const RopeParams& p) {
 
 void rope(const Backend& backend, const RopeParams& p, Stream stream) {
   check(p);
-  backend.rope(p, stream);
+  implemented(backend, &Backend::rope, kOp)(p, stream);
 }
 
 }  // namespace kdt

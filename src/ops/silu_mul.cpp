@@ -18,7 +18,7 @@ void check(const SiluMulParams& p) {
 
 void silu_mul(const Backend& backend, const SiluMulParams& p, Stream stream) {
   check(p);
-  backend.silu_mul(p, stream);
+  implemented(backend, &Backend::silu_mul, kOp)(p, stream);
 }
 
 }  // namespace kdt

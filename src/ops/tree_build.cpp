@@ -39,13 +39,13 @@ void check(const TreeBuildParams& p) {
 }
 
 size_t tree_build_workspace(const Backend& backend, const TreeBuildParams& largest) {
-  return backend.tree_build_workspace(largest);
+  return implemented(backend, &Backend::tree_build_workspace, kOp)(largest);
 }
 
 void tree_build(const Backend& backend, const TreeBuildParams& p, Stream stream) {
   check(p);
-  require_workspace(kOp, p.workspace, backend.tree_build_workspace(p));
-  backend.tree_build(p, stream);
+  require_workspace(kOp, p.workspace, implemented(backend, &Backend::tree_build_workspace, kOp)(p));
+  implemented(backend, &Backend::tree_build, kOp)(p, stream);
 }
 
 }  // namespace kdt

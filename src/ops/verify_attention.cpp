@@ -33,13 +33,13 @@ void check(const VerifyAttentionParams& p) {
 }
 
 size_t verify_attention_workspace(const Backend& backend, const VerifyAttentionParams& largest) {
-  return backend.verify_attention_workspace(largest);
+  return implemented(backend, &Backend::verify_attention_workspace, kOp)(largest);
 }
 
 void verify_attention(const Backend& backend, const VerifyAttentionParams& p, Stream stream) {
   check(p);
-  require_workspace(kOp, p.workspace, backend.verify_attention_workspace(p));
-  backend.verify_attention(p, stream);
+  require_workspace(kOp, p.workspace, implemented(backend, &Backend::verify_attention_workspace, kOp)(p));
+  implemented(backend, &Backend::verify_attention, kOp)(p, stream);
 }
 
 }  // namespace kdt

@@ -1,6 +1,9 @@
 // Arrays in a backend's memory for op tests: filled inputs, poisoned outputs, workspaces.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -9,26 +12,49 @@
 
 namespace kdt::test {
 
+// Between guards that no op may touch, checked on reading and at the end.
 template <typename T>
 class Array {
  public:
   Array() = default;
   Array(const Backend& backend, const std::vector<T>& values)
-      : backend_(&backend), buffer_(backend, values.size()) {
-    backend.copy_in(buffer_.data(), values.data(), values.size() * sizeof(T), {});
+      : backend_(&backend), count_(values.size()), buffer_(backend, bytes() + 2 * kGuard) {
+    std::vector<char> host(buffer_.size(), kGuardByte);
+    if (count_) std::memcpy(host.data() + kGuard, values.data(), bytes());
+    backend.copy_in(buffer_.data(), host.data(), host.size(), {});
   }
+  ~Array() {
+    if (buffer_.data()) get();
+  }
+  Array(Array&&) noexcept = default;
+  Array& operator=(Array&&) noexcept = default;
 
-  T* data() { return buffer_.data(); }
-  size_t size() const { return buffer_.size(); }
+  // Null when empty, as vector::data may be.
+  T* data() { return count_ ? reinterpret_cast<T*>(buffer_.data() + kGuard) : nullptr; }
+  size_t size() const { return count_; }
   std::vector<T> get() const {
-    std::vector<T> values(buffer_.size());
-    if (backend_) backend_->copy_out(values.data(), buffer_.data(), values.size() * sizeof(T), {});
+    if (!backend_) return {};
+    std::vector<char> host(buffer_.size());
+    backend_->copy_out(host.data(), buffer_.data(), host.size(), {});
+    backend_->synchronize({});
+    const auto is_guard = [](char x) { return x == kGuardByte; };
+    EXPECT_TRUE(std::all_of(host.begin(), host.begin() + kGuard, is_guard) &&
+                std::all_of(host.end() - kGuard, host.end(), is_guard))
+        << "an op wrote outside its arrays";
+    std::vector<T> values(count_);
+    if (count_) std::memcpy(values.data(), host.data() + kGuard, bytes());
     return values;
   }
 
  private:
+  static constexpr size_t kGuard = 256;
+  static constexpr char kGuardByte = '\x5A';
+
+  size_t bytes() const { return count_ * sizeof(T); }
+
   const Backend* backend_ = nullptr;
-  Buffer<T> buffer_;
+  size_t count_ = 0;
+  Buffer<char> buffer_;
 };
 
 // An output that nothing has written yet: every byte 0xEE (floats and doubles of about -1e200 or

@@ -10,6 +10,7 @@
 #include "tests/ops/arrays.h"
 #include "tests/ops/attention_problem.h"
 #include "tests/ops/golden.h"
+#include "tests/ops/on_backends.h"
 #include "tests/ops/random.h"
 
 namespace kdt::test {
@@ -65,8 +66,8 @@ void expect_log_z(float got, float want) {
     EXPECT_NEAR(got, want, ulps(want, 2));
 }
 
-void expect_matches_definition(const TopkProblem& t) {
-  const TopkResult got = run(cpu_backend(), t);
+void expect_matches_definition(const Backend& backend, const TopkProblem& t) {
+  const TopkResult got = run(backend, t);
   for (int b = 0; b < t.batch; ++b) {
     bool bad = false;
     for (int i = 0; i < t.depth * t.vocab; ++i) {
@@ -98,7 +99,10 @@ void expect_matches_definition(const TopkProblem& t) {
   }
 }
 
-TEST(DraftTopk, RandomBatchesEqualTheDefinition) {
+class DraftTopk : public OnBackends {};
+INSTANTIATE_ON_BACKENDS(DraftTopk);
+
+TEST_P(DraftTopk, RandomBatchesEqualTheDefinition) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
@@ -121,11 +125,11 @@ TEST(DraftTopk, RandomBatchesEqualTheDefinition) {
       t.logits.push_back(rounded(x, t.dtype));
     }
     if (seed % 7 == 0) t.logits[random.integer(0, t.vocab - 1)] = seed % 2 ? NAN : kInf;
-    expect_matches_definition(t);
+    expect_matches_definition(backend(), t);
   }
 }
 
-TEST(DraftTopk, ExtremeRows) {
+TEST_P(DraftTopk, ExtremeRows) {
   const std::vector<std::vector<float>> rows = {
       {-kInf, -kInf, -kInf},         // nothing
       {3.0e38f, -3.0e38f, 3.0e38f},  // exp overflows without the maximum
@@ -137,16 +141,34 @@ TEST(DraftTopk, ExtremeRows) {
     t.vocab = 3;
     t.k = 4;
     t.logits = row;
-    expect_matches_definition(t);
+    expect_matches_definition(backend(), t);
   }
   TopkProblem wide;
   wide.vocab = 262144;
   wide.k = 1024;
   wide.logits.assign(262144, 1.5f);
-  expect_matches_definition(wide);
+  expect_matches_definition(backend(), wide);
   Random random(4);
   wide.logits = random.normals(262144, 3.0f);
-  expect_matches_definition(wide);
+  expect_matches_definition(backend(), wide);
+}
+
+// Every way through the op on rows small enough for slow tools: one CTA and several, few and many
+// candidates, more equal logits than any list holds.
+TEST_P(DraftTopk, SmallCases) {
+  Random random(1);
+  for (const int vocab : {40, 1500, 6000}) {
+    for (const int k : {5, 100}) {
+      TopkProblem t;
+      t.vocab = vocab;
+      t.k = k;
+      t.depth = 2;
+      t.dtype = k == 5 ? DType::kBF16 : DType::kF32;
+      for (int i = 0; i < 2 * vocab; ++i)
+        t.logits.push_back(i < vocab ? rounded(random.normal(), t.dtype) : 1.0f);
+      expect_matches_definition(backend(), t);
+    }
+  }
 }
 
 TopkProblem golden_problem(const Golden& g) {
@@ -161,11 +183,11 @@ TopkProblem golden_problem(const Golden& g) {
   return t;
 }
 
-TEST(DraftTopk, GoldenBundles) {
+TEST_P(DraftTopk, GoldenBundles) {
   for (const Golden& g : golden_bundles("draft_topk")) {
     SCOPED_TRACE(g.label());
     const TopkProblem t = golden_problem(g);
-    const TopkResult got = run(cpu_backend(), t);
+    const TopkResult got = run(backend(), t);
     EXPECT_EQ(got.ids, g.get<int32_t>("ids"));
     EXPECT_EQ(got.status, g.get<int32_t>("status"));
     const auto log_z = g.get<float>("log_z"), logp = g.get<float>("logp");
@@ -183,7 +205,7 @@ TEST(DraftTopk, GoldenBundles) {
 }
 
 // A row's bits do not depend on what shares the call: every golden row of one vocabulary together.
-TEST(DraftTopk, GoldenRequestsMixed) {
+TEST_P(DraftTopk, GoldenRequestsMixed) {
   TopkProblem all;
   std::vector<TopkProblem> parts;
   for (const Golden& g : golden_bundles("draft_topk")) {
@@ -200,10 +222,10 @@ TEST(DraftTopk, GoldenRequestsMixed) {
   all.batch = static_cast<int>(all.logits.size() / 300);
   all.vocab = 300;
   all.k = 40;
-  const TopkResult mixed = run(cpu_backend(), all);
+  const TopkResult mixed = run(backend(), all);
   size_t row = 0;
   for (const TopkProblem& t : parts) {
-    const TopkResult one = run(cpu_backend(), t);
+    const TopkResult one = run(backend(), t);
     for (int b = 0; b < t.batch; ++b, ++row) {
       EXPECT_EQ(mixed.status[row], one.status[b]);
       EXPECT_EQ(mixed.log_z[row], one.log_z[b]);
@@ -215,7 +237,92 @@ TEST(DraftTopk, GoldenRequestsMixed) {
   }
 }
 
-TEST(DraftTopk, RefusesImpossibleArguments) {
+// The vocabulary dealt to shards in ranges, each shard's part of the logits an array of its own.
+TopkResult run_sharded(const Backend& backend, const TopkProblem& t, int n_shards) {
+  const size_t rows = static_cast<size_t>(t.batch) * t.depth;
+  auto logits = poisoned<float>(backend, n_shards * rows * t.k);
+  auto ids = poisoned<int32_t>(backend, n_shards * rows * t.k);
+  auto log_z = poisoned<float>(backend, n_shards * rows);
+  auto status = poisoned<int32_t>(backend, static_cast<size_t>(n_shards) * t.batch);
+  for (int s = 0; s < n_shards; ++s) {
+    const int first = t.vocab * s / n_shards, n = t.vocab * (s + 1) / n_shards - first;
+    std::vector<float> part;
+    for (size_t row = 0; row < rows; ++row) {
+      const auto begin =
+          t.logits.begin() + static_cast<int64_t>(row) * (t.vocab + t.padding) + first;
+      part.insert(part.end(), begin, begin + n);
+    }
+    auto columns = typed_array(backend, part, t.dtype);
+    DraftTopkParams p = {.logits = columns.data(),
+                         .dtype = t.dtype,
+                         .row_stride = n,
+                         .batch = t.batch,
+                         .depth = t.depth,
+                         .vocab = n,
+                         .k = t.k,
+                         .shard = true,
+                         .first_id = first,
+                         .logp = logits.data() + s * rows * t.k,
+                         .ids = ids.data() + s * rows * t.k,
+                         .log_z = log_z.data() + s * rows,
+                         .status = status.data() + s * t.batch};
+    Scratch scratch(backend, draft_topk_workspace(backend, p));
+    p.workspace = scratch.workspace();
+    draft_topk(backend, p);
+    backend.synchronize({});
+  }
+  auto logp_all = poisoned<float>(backend, rows * t.k), log_z_all = poisoned<float>(backend, rows);
+  auto ids_all = poisoned<int32_t>(backend, rows * t.k);
+  auto status_all = poisoned<int32_t>(backend, t.batch);
+  draft_topk_merge(backend, {.shard_logits = logits.data(),
+                             .shard_ids = ids.data(),
+                             .shard_log_z = log_z.data(),
+                             .shard_status = status.data(),
+                             .n_shards = n_shards,
+                             .batch = t.batch,
+                             .depth = t.depth,
+                             .k = t.k,
+                             .logp = logp_all.data(),
+                             .ids = ids_all.data(),
+                             .log_z = log_z_all.data(),
+                             .status = status_all.data()});
+  return {logp_all.get(), log_z_all.get(), ids_all.get(), status_all.get()};
+}
+
+TEST_P(DraftTopk, ShardsMergeToTheWhole) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    TopkProblem t;
+    const DType types[] = {DType::kF32, DType::kBF16, DType::kF16};
+    t.vocab = static_cast<int>(random.integer(8, 3000));
+    t.batch = static_cast<int>(random.integer(1, 3));
+    t.depth = static_cast<int>(random.integer(1, 3));
+    t.k = static_cast<int>(random.integer(1, seed % 4 ? 70 : 1024));
+    t.dtype = types[seed % 3];
+    for (int i = 0; i < t.batch * t.depth * t.vocab; ++i) {
+      const float x = random.integer(0, 9) ? 6.0f * random.normal() : -kInf;
+      t.logits.push_back(rounded(seed % 2 ? x : std::round(x), t.dtype));
+    }
+    if (seed % 5 == 0) t.logits[random.integer(0, t.vocab - 1)] = NAN;
+    const TopkResult whole = run(backend(), t);
+    const TopkResult merged = run_sharded(backend(), t, static_cast<int>(random.integer(1, 8)));
+    ASSERT_EQ(merged.ids, whole.ids);
+    ASSERT_EQ(merged.status, whole.status);
+    for (size_t row = 0; row < whole.log_z.size(); ++row) {
+      expect_log_z(merged.log_z[row], whole.log_z[row]);
+      for (int i = 0; i < t.k; ++i) {
+        const float want = whole.logp[row * t.k + i];
+        if (std::isinf(want))
+          ASSERT_EQ(merged.logp[row * t.k + i], want);
+        else
+          ASSERT_NEAR(merged.logp[row * t.k + i], want, ulps(whole.log_z[row], 2) + ulps(want, 1));
+      }
+    }
+  }
+}
+
+TEST(DraftTopkArguments, RefusesImpossibleArguments) {
   const auto message_of = [](auto change) -> std::string {
     TopkProblem t;
     t.logits.resize(64);
@@ -241,6 +348,15 @@ TEST(DraftTopk, RefusesImpossibleArguments) {
             "draft_topk: dtype is f64, expected f32, bf16 or f16");
   DraftTopkParams p = {.row_stride = 1, .batch = 1, .depth = 1, .vocab = 1, .k = 1};
   EXPECT_THROW(check(p), Error);  // null arrays
+  const DraftTopkMergeParams good = {.n_shards = 1, .k = 1};
+  EXPECT_NO_THROW(check(good));
+  for (const DraftTopkMergeParams& bad :
+       {DraftTopkMergeParams{.n_shards = 0, .k = 1}, DraftTopkMergeParams{.n_shards = 1025, .k = 1},
+        DraftTopkMergeParams{.n_shards = 1, .batch = -1, .k = 1},
+        DraftTopkMergeParams{.n_shards = 1, .depth = -1, .k = 1},
+        DraftTopkMergeParams{.n_shards = 1, .k = 1025},
+        DraftTopkMergeParams{.n_shards = 1, .batch = 1, .k = 1}})
+    EXPECT_THROW(check(bad), Error);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "tests/ops/arrays.h"
 #include "tests/ops/attention_problem.h"
 #include "tests/ops/golden.h"
+#include "tests/ops/on_backends.h"
 #include "tests/ops/random.h"
 
 namespace kdt::test {
@@ -134,12 +135,15 @@ CommitProblem random_problem(Random& random) {
   return c;
 }
 
-TEST(KvCommit, RandomBatchesEqualTheDefinition) {
+class KvCommit : public OnBackends {};
+INSTANTIATE_ON_BACKENDS(KvCommit);
+
+TEST_P(KvCommit, RandomBatchesEqualTheDefinition) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     const CommitProblem c = random_problem(random);
-    const CommitResult got = run(cpu_backend(), c), want = reference(c);
+    const CommitResult got = run(backend(), c), want = reference(c);
     ASSERT_TRUE(got.pages == want.pages);
     ASSERT_TRUE(got.features == want.features);
   }
@@ -183,10 +187,10 @@ CommitProblem golden_problem(const Golden& g) {
   return c;
 }
 
-TEST(KvCommit, GoldenBundles) {
+TEST_P(KvCommit, GoldenBundles) {
   for (const Golden& g : golden_bundles("kv_commit")) {
     SCOPED_TRACE(g.label());
-    const CommitResult got = run(cpu_backend(), golden_problem(g));
+    const CommitResult got = run(backend(), golden_problem(g));
     EXPECT_TRUE(got.pages == codes(g.floats("pages_after")));
     if (g.has("features")) {
       EXPECT_EQ(got.features, g.get<float>("features_out"));
@@ -195,7 +199,7 @@ TEST(KvCommit, GoldenBundles) {
 }
 
 // The requests of every bundle in one call, each with the pages of its own bundle.
-TEST(KvCommit, GoldenRequestsMixed) {
+TEST_P(KvCommit, GoldenRequestsMixed) {
   CommitProblem all;
   const auto bundles = golden_bundles("kv_commit");
   std::vector<std::vector<char>> tail(3), pages(3), want(3);
@@ -243,10 +247,10 @@ TEST(KvCommit, GoldenRequestsMixed) {
     expected.insert(expected.end(), want[layer].begin(), want[layer].end());
   }
   all.tail_layer_stride = int64_t{all.n_rows} * all.width;
-  EXPECT_TRUE(run(cpu_backend(), all).pages == expected);
+  EXPECT_TRUE(run(backend(), all).pages == expected);
 }
 
-TEST(KvCommit, RefusesWhatWouldWriteOutside) {
+TEST(KvCommitArguments, RefusesWhatWouldWriteOutside) {
   CommitProblem good;
   good.n_pages = 2;
   good.max_blocks = 2;

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "tests/ops/arrays.h"
 #include "tests/ops/golden.h"
+#include "tests/ops/on_backends.h"
 #include "tests/ops/random.h"
 #include "tests/ops/tolerance.h"
 
@@ -57,7 +58,10 @@ void expect_close(const MergeResult& got, const std::vector<double>& out,
   }
 }
 
-TEST(LseMerge, RandomRowsMatchDouble) {
+class LseMerge : public OnBackends {};
+INSTANTIATE_ON_BACKENDS(LseMerge);
+
+TEST_P(LseMerge, RandomRowsMatchDouble) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
@@ -85,10 +89,10 @@ TEST(LseMerge, RandomRowsMatchDouble) {
                       (empty_b ? 0 : std::exp(b - lse[row]) * y));
       }
     }
-    const MergeResult got = run(cpu_backend(), m);
+    const MergeResult got = run(backend(), m);
     expect_close(got, out, lse);
-    EXPECT_TRUE(run(cpu_backend(), m, Into::kA) == got);
-    EXPECT_TRUE(run(cpu_backend(), m, Into::kB) == got);
+    EXPECT_TRUE(run(backend(), m, Into::kA) == got);
+    EXPECT_TRUE(run(backend(), m, Into::kB) == got);
   }
 }
 
@@ -97,13 +101,13 @@ MergeProblem golden_problem(const Golden& g) {
           g.get<float>("out_b"), g.get<float>("lse_b")};
 }
 
-TEST(LseMerge, GoldenBundlesAloneAndMixed) {
+TEST_P(LseMerge, GoldenBundlesAloneAndMixed) {
   MergeProblem all;
   MergeResult alone;
   for (const Golden& g : golden_bundles("lse_merge")) {
     SCOPED_TRACE(g.label());
     const MergeProblem m = golden_problem(g);
-    const MergeResult got = run(cpu_backend(), m);
+    const MergeResult got = run(backend(), m);
     const auto out = g.get<float>("out"), lse = g.get<float>("lse");
     expect_close(got, {out.begin(), out.end()}, {lse.begin(), lse.end()});
     all.dim = m.dim;
@@ -115,17 +119,17 @@ TEST(LseMerge, GoldenBundlesAloneAndMixed) {
     extend(alone.out, got.out);
     extend(alone.lse, got.lse);
   }
-  EXPECT_TRUE(run(cpu_backend(), all) == alone);
+  EXPECT_TRUE(run(backend(), all) == alone);
 }
 
-TEST(LseMerge, NanStaysInItsRow) {
+TEST_P(LseMerge, NanStaysInItsRow) {
   const MergeProblem m = {1, {1, 2}, {NAN, 0}, {3, 4}, {0, 0}};
-  const MergeResult r = run(cpu_backend(), m);
+  const MergeResult r = run(backend(), m);
   EXPECT_TRUE(std::isnan(r.lse[0]) && std::isnan(r.out[0]));
   EXPECT_EQ(r.out[1], 3.0f);
 }
 
-TEST(LseMerge, RefusesImpossibleArguments) {
+TEST(LseMergeArguments, RefusesImpossibleArguments) {
   EXPECT_THROW(lse_merge(cpu_backend(), {.n_rows = 1, .dim = 1}), Error);
   EXPECT_THROW(lse_merge(cpu_backend(), {.n_rows = -1, .dim = 1}), Error);
   EXPECT_THROW(lse_merge(cpu_backend(), {.n_rows = 0, .dim = 0}), Error);

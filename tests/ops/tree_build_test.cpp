@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "tests/ops/arrays.h"
 #include "tests/ops/golden.h"
+#include "tests/ops/on_backends.h"
 
 namespace kdt::test {
 namespace {
@@ -220,15 +221,18 @@ Rows golden_rows(const Golden& g) {
       g.get<int32_t>("n_nodes"),   g.get<double>("scores"),       g.get<uint64_t>("ancestors")};
 }
 
-TEST(TreeBuild, GoldenBundles) {
+class TreeBuild : public OnBackends {};
+INSTANTIATE_ON_BACKENDS(TreeBuild);
+
+TEST_P(TreeBuild, GoldenBundles) {
   for (const Golden& g : golden_bundles("tree_build")) {
     SCOPED_TRACE(g.label());
-    EXPECT_TRUE(run(cpu_backend(), golden_batch(g)) == golden_rows(g));
+    EXPECT_TRUE(run(backend(), golden_batch(g)) == golden_rows(g));
   }
 }
 
 // All golden requests of equal depth and K as one batch: each tree as in its own bundle.
-TEST(TreeBuild, GoldenRequestsMixed) {
+TEST_P(TreeBuild, GoldenRequestsMixed) {
   int n_mixed = 0;
   const std::vector<Golden> bundles = golden_bundles("tree_build");
   for (const Golden& model : bundles) {
@@ -249,7 +253,7 @@ TEST(TreeBuild, GoldenRequestsMixed) {
     }
     for (size_t b = 0; b < all.requests.size(); ++b, all.n_rows += stride)
       all.requests[b].row_offset = all.n_rows;
-    const Rows mixed = run(cpu_backend(), all);
+    const Rows mixed = run(backend(), all);
     size_t b = 0;
     for (const auto& [one, rows] : sources) {
       for (size_t i = 0; i < one.requests.size(); ++i, ++b, ++n_mixed) {
@@ -271,13 +275,13 @@ TEST(TreeBuild, GoldenRequestsMixed) {
   EXPECT_GT(n_mixed, 100);
 }
 
-TEST(TreeBuild, RandomBatchesEqualTheDefinition) {
+TEST_P(TreeBuild, RandomBatchesEqualTheDefinition) {
   for (uint32_t seed = 0; seed < 250; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 rng(seed);
     const double grids[4] = {0.0, 0.5, 0.125, 100.0};
     const Batch batch = random_batch(rng, 1 + static_cast<int>(seed % 5), grids[seed % 4]);
-    ASSERT_TRUE(run(cpu_backend(), batch) == reference(batch));
+    ASSERT_TRUE(run(backend(), batch) == reference(batch));
   }
 }
 
@@ -298,10 +302,10 @@ Batch one_request(std::vector<std::vector<float>> logp, Request r) {
   return batch;
 }
 
-TEST(TreeBuild, TiesGoToTheSmallestRankTuple) {
+TEST_P(TreeBuild, TiesGoToTheSmallestRankTuple) {
   // All scores equal (log-probability 0): tuples in order (0), (0,0), (0,1), (1), (1,0), (1,1).
   const Batch batch = one_request({{0, 0}, {0, 0}}, {.budget = 6, .max_depth = 2, .max_rank = 2});
-  const Rows rows = run(cpu_backend(), batch);
+  const Rows rows = run(backend(), batch);
   EXPECT_EQ(rows.tokens, (std::vector<int32_t>{0, 100, 200, 201, 101, 200, 201}));
   EXPECT_EQ(rows.parents, (std::vector<int32_t>{-1, 0, 1, 1, 0, 4, 4}));
   EXPECT_EQ(rows.first_child, (std::vector<int32_t>{1, 2, -1, -1, 5, -1, -1}));
@@ -309,26 +313,26 @@ TEST(TreeBuild, TiesGoToTheSmallestRankTuple) {
   EXPECT_EQ(rows.ancestors, (std::vector<uint64_t>{1, 3, 7, 11, 17, 49, 81}));
 }
 
-TEST(TreeBuild, RankOneIsAChainAndBudgetZeroTheRoot) {
+TEST_P(TreeBuild, RankOneIsAChainAndBudgetZeroTheRoot) {
   std::vector<std::vector<float>> logp(31, {-0.5f, -1.0f});
   const Rows chain =
-      run(cpu_backend(), one_request(logp, {.budget = 31, .max_depth = 31, .max_rank = 1}));
+      run(backend(), one_request(logp, {.budget = 31, .max_depth = 31, .max_rank = 1}));
   EXPECT_EQ(chain.n_nodes[0], 32);
   for (int i = 0; i < 32; ++i) {
     EXPECT_EQ(chain.parents[i], i - 1);
     EXPECT_EQ(chain.ancestors[i], (uint64_t{2} << i) - 1);
   }
-  const Rows root = run(cpu_backend(), one_request(logp, {.max_depth = 31, .root_token = 7}));
+  const Rows root = run(backend(), one_request(logp, {.max_depth = 31, .root_token = 7}));
   EXPECT_EQ(root.n_nodes[0], 1);
   EXPECT_EQ(root.tokens, std::vector<int32_t>{7});
-  const Rows shallow = run(cpu_backend(), one_request({}, {.budget = 3, .root_token = 7}));
+  const Rows shallow = run(backend(), one_request({}, {.budget = 3, .root_token = 7}));
   EXPECT_EQ(shallow.n_nodes[0], 1);
   EXPECT_EQ(shallow.tokens, (std::vector<int32_t>{7, 7, 7, 7}));
 }
 
-TEST(TreeBuild, NanNeverEnters) {
-  const Rows rows = run(cpu_backend(), one_request({{-0.1f, NAN}, {NAN, NAN}},
-                                                   {.budget = 5, .max_depth = 2, .max_rank = 2}));
+TEST_P(TreeBuild, NanNeverEnters) {
+  const Rows rows = run(backend(), one_request({{-0.1f, NAN}, {NAN, NAN}},
+                                               {.budget = 5, .max_depth = 2, .max_rank = 2}));
   EXPECT_EQ(rows.n_nodes[0], 2);
 }
 
@@ -342,7 +346,7 @@ std::string message_of(const Batch& batch, bool enough_workspace = true) {
   return "no error";
 }
 
-TEST(TreeBuild, RefusesImpossibleArguments) {
+TEST(TreeBuildArguments, RefusesImpossibleArguments) {
   const Batch good = one_request({{-1, -2}}, {.budget = 70, .max_depth = 1, .max_rank = 2});
   EXPECT_EQ(message_of(good), "no error");
   Batch bad = good;
