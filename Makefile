@@ -10,6 +10,11 @@ build: $(BUILD)/.deps
 	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDT_CUDA=OFF --log-level=WARNING
 	@cmake --build $(BUILD) -j $(JOBS) --target kdtree
 
+cuda: $(BUILD)/.deps
+	@command -v $${CUDACXX:-nvcc} >/dev/null || { echo "error: make cuda needs nvcc (CUDA 13) on PATH or in CUDACXX" >&2; exit 1; }
+	@cmake -S . -B $(BUILD)/cuda -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDT_CUDA=ON --log-level=WARNING
+	@cmake --build $(BUILD)/cuda -j $(JOBS) --target kdtree gpu_tests gpu_bench
+
 test: $(BUILD)/.deps $(BUILD)/.venv
 	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDT_CUDA=OFF --log-level=WARNING
 	@cmake --build $(BUILD) -j $(JOBS)

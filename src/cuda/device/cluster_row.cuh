@@ -1,0 +1,229 @@
+// One row of logits, worked on by a cluster of CTAs: maxima, thresholds, counts and the selection
+// of the best k. All threads of all CTAs of the cluster call the members together.
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include "cuda/device/logits.cuh"
+
+namespace kdt::cuda::device {
+
+namespace cg = cooperative_groups;
+
+constexpr int kRowThreads = 512;  // of a CTA
+constexpr int kRowWarps = kRowThreads / 32;
+constexpr int kMaxCluster = 8;
+constexpr int kMaxRowWarps = kRowWarps * kMaxCluster;
+constexpr int kSmallVocab = 1024;  // up to here one CTA is enough
+// Loads in flight from memory (163840 bf16 logits are five of a lane), and later from L1.
+constexpr int kColdBatch = 5, kWarmBatch = 2;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+constexpr uint32_t kBadRow = 0xffffffffu;  // as a maximum: there is NaN or +inf
+
+// Which threshold k logits reach: any j warps of which each has q lanes at or above it hold k.
+struct Quota {
+  int q = 1, j = 1;
+};
+
+// j is at most 0.8 of the warps: with alike shares few more than k logits reach the threshold.
+__host__ __device__ inline Quota quota_of(int k, int n_warps) {
+  const int usable = n_warps * 4 / 5, q = (k + usable - 1) / usable;
+  return {q, (k + q - 1) / q};
+}
+
+struct RowShared {
+  uint32_t warp_max[kMaxRowWarps];              // of the whole cluster, in every CTA
+  alignas(16) uint32_t warp_kth[kMaxRowWarps];  // likewise
+  double warp_sum[kRowWarps];
+  int warp_count[kRowWarps];
+  double cta_sum[2][kMaxCluster];  // of the whole cluster, in every CTA
+  int cta_count[2][kMaxCluster];   // likewise
+  int n_listed;                    // first CTA
+  uint32_t threshold;
+};
+
+template <typename T>
+class ClusterRow {
+ public:
+  // list[list_size]: shared memory for the logits that reach the threshold, used in the first CTA.
+  __device__ ClusterRow(const T* logits, int vocab, RowShared& shared, uint64_t* list,
+                        int list_size)
+      : cluster_(cg::this_cluster()),
+        logits_(logits),
+        vocab_(vocab),
+        s_(shared),
+        list_(list),
+        list_size_(list_size),
+        n_ctas_(static_cast<int>(cluster_.num_blocks())),
+        rank_(static_cast<int>(cluster_.block_rank())),
+        warp_(rank_ * kRowWarps + static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32) {
+    if (threadIdx.x == 0) s_.n_listed = 0;
+  }
+
+  __device__ bool is_first_cta() const { return rank_ == 0; }
+  __device__ int lane() const { return lane_; }
+  __device__ int warp() const { return warp_; }  // in the cluster
+  __device__ int n_warps() const { return n_ctas_ * kRowWarps; }
+  __device__ void sync() const { cluster_.sync(); }
+
+  // `member` of the same variable in the first CTA.
+  template <typename U>
+  __device__ U* in_first_cta(U* member) const {
+    return cluster_.map_shared_rank(member, 0);
+  }
+
+  // Lane i < n_ctas stores value to the same variable in CTA i.
+  template <typename U>
+  __device__ void store_to_all(U* member, U value) const {
+    if (lane_ < n_ctas_) *cluster_.map_shared_rank(member, lane_) = value;
+  }
+
+  template <int kBatch, typename Fn>
+  __device__ void for_each(const Fn& fn) const {
+    for_each_piece<kBatch>(logits_, vocab_, warp_, n_warps(), fn);
+  }
+
+  // Reads the row; returns its maximum as a key, kBadRow if it holds NaN or +inf. Keeps each warp's
+  // q-th largest lane maximum for find_threshold.
+  __device__ uint32_t find_maximum(int q) {
+    float best = -INFINITY;
+    bool bad = false;
+    for_each<kColdBatch>([&](const float(&x)[kPiece], int) {
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) bad |= !(x[i] < INFINITY);
+      best = fmaxf(best, largest(x));
+    });
+    uint32_t key = ascending_key(best);
+    const uint32_t warp_max =
+        __any_sync(kAllLanes, bad) ? kBadRow : __reduce_max_sync(kAllLanes, key);
+    for (int i = 1; i < q; ++i) {
+      const unsigned holders = __ballot_sync(kAllLanes, key == __reduce_max_sync(kAllLanes, key));
+      if (lane_ == __ffs(holders) - 1) key = 0;
+    }
+    const uint32_t kth = __reduce_max_sync(kAllLanes, key);
+    cluster_.sync();  // every CTA runs: its shared memory may be written
+    store_to_all(&s_.warp_max[warp_], warp_max);
+    store_to_all(&s_.warp_kth[warp_], kth);
+    cluster_.sync();
+    uint32_t row_max = 0;
+    for (int i = lane_; i < n_warps(); i += 32) row_max = max(row_max, s_.warp_max[i]);
+    return __reduce_max_sync(kAllLanes, row_max);
+  }
+
+  // The j-th largest of what find_maximum kept; four lanes rank one warp's value among all.
+  __device__ float find_threshold(int j) {
+    const int index = threadIdx.x / 4, part = threadIdx.x % 4;
+    if (index < n_warps()) {  // whole warps
+      const uint32_t mine = s_.warp_kth[index];
+      int above = 0;
+      for (int i = part * 4; i < n_warps(); i += 16) {
+        const uint4 others = *reinterpret_cast<const uint4*>(&s_.warp_kth[i]);
+        above += others.x > mine || (others.x == mine && i < index);
+        above += others.y > mine || (others.y == mine && i + 1 < index);
+        above += others.z > mine || (others.z == mine && i + 2 < index);
+        above += others.w > mine || (others.w == mine && i + 3 < index);
+      }
+      above += __shfl_xor_sync(kAllLanes, above, 1);
+      above += __shfl_xor_sync(kAllLanes, above, 2);
+      if (part == 0 && above == j - 1) s_.threshold = mine;
+    }
+    __syncthreads();
+    // A warp with fewer than q lanes in use kept 0: no threshold.
+    return s_.threshold ? value_of_key(s_.threshold) : -INFINITY;
+  }
+
+  // Appends to the list in the first CTA, visible there after the next sync; what does not fit is
+  // counted only.
+  __device__ void send(uint64_t key) const {
+    const int at = atomicAdd(in_first_cta(&s_.n_listed), 1);
+    if (at < list_size_) in_first_cta(list_)[at] = key;
+  }
+
+  struct Totals {
+    double sum;
+    int count;
+  };
+  // Sums over the threads of the cluster, in an order that depends on nothing else. `buffer`
+  // alternates between calls. Also a barrier for what was sent before.
+  __device__ Totals totals(double sum_here, int count_here, int buffer) {
+    for (int step = 16; step > 0; step /= 2) sum_here += __shfl_xor_sync(kAllLanes, sum_here, step);
+    count_here = __reduce_add_sync(kAllLanes, count_here);
+    if (lane_ == 0) {
+      s_.warp_sum[threadIdx.x / 32] = sum_here;
+      s_.warp_count[threadIdx.x / 32] = count_here;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      Totals cta = {0.0, 0};
+      for (int i = 0; i < kRowWarps; ++i) {
+        cta.sum += s_.warp_sum[i];
+        cta.count += s_.warp_count[i];
+      }
+      store_to_all(&s_.cta_sum[buffer][rank_], cta.sum);
+      store_to_all(&s_.cta_count[buffer][rank_], cta.count);
+    }
+    cluster_.sync();
+    Totals all = {0.0, 0};
+    for (int i = 0; i < n_ctas_; ++i) {
+      all.sum += s_.cta_sum[buffer][i];
+      all.count += s_.cta_count[buffer][i];
+    }
+    return all;
+  }
+
+  // The smallest key for which reaches(key, buffer), which is monotonic, holds; bit by bit.
+  template <typename Reaches>
+  __device__ uint64_t bisect(const Reaches& reaches) const {
+    uint64_t key = 0;
+    const int id_bits = 32 - __clz(vocab_);
+    int buffer = 0;
+    for (int bit = 63; bit >= 0; --bit) {
+      if (bit < 32 && bit >= id_bits) continue;
+      if (!reaches(key | ((uint64_t{1} << bit) - 1), buffer)) key |= uint64_t{1} << bit;
+      buffer ^= 1;
+    }
+    return key;
+  }
+
+  // Logits above -inf with keys up to `limit`.
+  __device__ int count_up_to(uint64_t limit, int buffer) {
+    int n = 0;
+    for_each<kWarmBatch>([&](const float(&x)[kPiece], int first) {
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) n += x[i] > -INFINITY && logit_key(x[i], first + i) <= limit;
+    });
+    return totals(0.0, n, buffer).count;
+  }
+
+  // The key of the k-th best logit, of the last one where there are fewer above -inf.
+  __device__ uint64_t kth_key(int k) {
+    const int wanted = min(k, count_up_to(kNoLogit, 1));
+    return bisect([&](uint64_t limit, int buffer) { return count_up_to(limit, buffer) >= wanted; });
+  }
+
+  // Sends the logits with keys up to `limit` to an empty list. A barrier.
+  __device__ void send_up_to(uint64_t limit) {
+    if (is_first_cta() && threadIdx.x == 0) s_.n_listed = 0;
+    cluster_.sync();
+    for_each<kWarmBatch>([&](const float(&x)[kPiece], int first) {
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) {
+        const uint64_t key = logit_key(x[i], first + i);
+        if (x[i] > -INFINITY && key <= limit) send(key);
+      }
+    });
+    cluster_.sync();
+  }
+
+ private:
+  const cg::cluster_group cluster_;
+  const T* const logits_;
+  const int vocab_;
+  RowShared& s_;
+  uint64_t* const list_;
+  const int list_size_, n_ctas_;
+  const int rank_, warp_, lane_;  // of the CTA in the cluster, the warp in it, the lane in that
+};
+
+}  // namespace kdt::cuda::device

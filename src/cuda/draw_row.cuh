@@ -1,0 +1,307 @@
+// Draws the target token of one row of logits, as ops/tree_accept.h defines it, by a cluster of
+// CTAs.
+//
+// Greedy: one pass. Sampled: the noisy logits are first estimated in fp32; only tokens whose
+// estimate is within the estimate's error of the best are computed in float64, so the decision is
+// that of the definition. Filters become one last key that is kept, found among the best few
+// hundred logits or, where those do not decide it, by bisection over the whole row.
+#pragma once
+
+#include <cfloat>
+
+#include "cuda/device/cluster_row.cuh"
+#include "cuda/device/philox.cuh"
+#include "cuda/device/sort.cuh"
+#include "ops/tree_accept.h"
+
+namespace kdt::cuda {
+
+using device::kPiece;
+using device::kRowThreads;
+
+constexpr int kDrawList = 2048;  // keys, a power of two
+constexpr int kUsualTopK = 512;  // of a nucleus; a larger one is bisected
+constexpr float kEstimateSlack = 1e-4f;
+
+// A token and what it is chosen by; the smallest order wins, then the smallest id.
+struct Choice {
+  uint64_t order = ~uint64_t{0};
+  int id = -1;
+};
+
+struct DrawShared {
+  device::RowShared row;
+  Choice choices[device::kMaxRowWarps];      // first CTA
+  uint32_t estimates[device::kMaxRowWarps];  // of the whole cluster, in every CTA
+  uint64_t last;                             // in every CTA
+  double warp_mass[device::kRowWarps], list_mass;
+  float least_logit;
+};
+
+class DrawRow {
+ public:
+  __device__ DrawRow(const float* logits, int vocab, const SamplingParams& sampling, int position,
+                     DrawShared& shared, uint64_t* list)
+      : sampling_(sampling),
+        position_(position),
+        vocab_(vocab),
+        s_(shared),
+        list_(list),
+        inverse_t_(fminf(1.0f / sampling.temperature, FLT_MAX)),
+        logits_(logits),
+        row_(logits, vocab, shared.row, list, kDrawList) {}
+
+  // The token, in thread 0 of the first CTA; -1 as in the contract.
+  __device__ int draw() {
+    if (sampling_.temperature == 0.0f) return greedy();
+    const bool limited = sampling_.top_k > 0 && sampling_.top_k < vocab_;
+    const int k = limited ? min(sampling_.top_k, kUsualTopK) : kUsualTopK;
+    const bool filtered = limited || sampling_.top_p < 1.0f;
+    const device::Quota quota = device::quota_of(filtered ? k : 1, row_.n_warps());
+    const uint32_t max_key = row_.find_maximum(quota.q);
+    peak_ = device::value_of_key(max_key);
+    if (max_key == device::kBadRow || peak_ == -INFINITY) return -1;
+    if (filtered) keep_up_to(last_kept(limited, row_.find_threshold(quota.j)));
+    if (sampling_.min_p > 0.0f) keep_least_probability();
+    return noisy_argmax();
+  }
+
+ private:
+  __device__ int greedy() {
+    float best = -INFINITY;
+    int piece = 0;
+    bool bad = false;
+    row_.for_each<device::kColdBatch>([&](const float(&x)[kPiece], int first) {
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) bad |= !(x[i] < INFINITY);
+      const float most = device::largest(x);
+      if (most > best) {
+        best = most;
+        piece = first;
+      }
+    });
+    Choice choice;
+    if (best > -INFINITY) {
+      int id = piece;
+      while (logits_[id] != best) ++id;
+      choice = {~device::ascending_key(best), id};
+    }
+    if (bad) choice = {0, -1};
+    row_.sync();  // every CTA runs: its shared memory may be written
+    return best_of_cluster(choice);
+  }
+
+  __device__ static Choice better(const Choice& a, const Choice& b) {
+    return a.order < b.order || (a.order == b.order && a.id <= b.id) ? a : b;
+  }
+
+  __device__ static Choice best_of_warp(Choice choice) {
+    for (int step = 16; step > 0; step /= 2) {
+      const Choice other = {__shfl_xor_sync(device::kAllLanes, choice.order, step),
+                            __shfl_xor_sync(device::kAllLanes, choice.id, step)};
+      choice = better(choice, other);
+    }
+    return choice;
+  }
+
+  __device__ int best_of_cluster(Choice choice) {
+    choice = best_of_warp(choice);
+    if (row_.lane() == 0) *row_.in_first_cta(&s_.choices[row_.warp()]) = choice;
+    row_.sync();
+    if (!row_.is_first_cta() || threadIdx.x >= 32) return -1;
+    Choice best;
+    for (int i = row_.lane(); i < row_.n_warps(); i += 32) best = better(best, s_.choices[i]);
+    return best_of_warp(best).id;
+  }
+
+  // The probability up to a factor.
+  __device__ float weight(float logit) const {
+    return expf((logit - peak_) * inverse_t_);
+  }
+
+  __device__ double mass_up_to(uint64_t limit, int buffer) {
+    double mass = 0.0;
+    row_.for_each<device::kWarmBatch>([&](const float(&x)[kPiece], int first) {
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i)
+        if (x[i] > -INFINITY && device::logit_key(x[i], first + i) <= limit) mass += weight(x[i]);
+    });
+    return row_.totals(mass, 0, buffer).sum;
+  }
+
+  // The largest key that top-k and top-p keep.
+  __device__ uint64_t last_kept(bool limited, float threshold) {
+    double mass = 0.0;
+    int n_sent = 0;
+    const bool sum_all = sampling_.top_p < 1.0f && !limited;
+    row_.for_each<device::kWarmBatch>([&](const float(&x)[kPiece], int first) {
+      if (sum_all) {
+#pragma unroll
+        for (int i = 0; i < kPiece; ++i) mass += weight(x[i]);
+      }
+      if (!(device::largest(x) >= threshold)) return;
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) {
+        if (!(x[i] >= threshold) || x[i] == -INFINITY) continue;
+        row_.send(device::logit_key(x[i], first + i));
+        ++n_sent;
+      }
+    });
+    const auto totals = row_.totals(mass, n_sent, 0);
+    if (row_.is_first_cta()) {
+      if (threadIdx.x == 0) s_.last = device::kNoLogit;
+      __syncthreads();
+      const bool decides = !limited || sampling_.top_k <= kUsualTopK;
+      if (totals.count <= kDrawList && decides) search_list(limited, totals.count, totals.sum);
+      __syncthreads();
+      if (threadIdx.x < 32) row_.store_to_all(&s_.last, s_.last);
+    }
+    row_.sync();
+    return s_.last == device::kNoLogit ? bisected_last(limited) : s_.last;
+  }
+
+  // First CTA: sets s_.last if the list, which holds the best n logits, decides it.
+  __device__ void search_list(bool limited, int n, double total) {
+    for (int i = n + threadIdx.x; i < kDrawList; i += kRowThreads) list_[i] = device::kNoLogit;
+    device::bitonic_sort(list_, kDrawList);
+    const int n_top = limited ? min(n, sampling_.top_k) : n;
+    if (sampling_.top_p == 1.0f) {
+      if (threadIdx.x == 0) s_.last = list_[n_top - 1];
+      return;
+    }
+    // Running sums: four keys a thread, then over the lanes and the warps.
+    constexpr int kKeys = kDrawList / kRowThreads;
+    const int first = threadIdx.x * kKeys, warp = threadIdx.x / 32;
+    double sums[kKeys], running = 0.0;
+    for (int i = 0; i < kKeys; ++i) {
+      if (first + i < n_top) running += weight(device::key_logit(list_[first + i]));
+      sums[i] = running;
+    }
+    for (int step = 1; step < 32; step *= 2) {
+      const double other = __shfl_up_sync(device::kAllLanes, running, step);
+      if (row_.lane() >= step) running += other;
+    }
+    if (row_.lane() == 31) s_.warp_mass[warp] = running;
+    __syncthreads();
+    double before = running - sums[kKeys - 1], all = 0.0;
+    for (int i = 0; i < device::kRowWarps; ++i) {
+      if (i < warp) before += s_.warp_mass[i];
+      all += s_.warp_mass[i];
+    }
+    const double wanted = sampling_.top_p * (limited ? all : total);
+    double below = before;
+    for (int i = 0; i < kKeys; ++i) {
+      const double here = before + sums[i];
+      if (first + i < n_top && below < wanted && here >= wanted) s_.last = list_[first + i];
+      below = here;
+    }
+  }
+
+  __device__ uint64_t bisected_last(bool limited) {
+    const uint64_t limit = limited ? row_.kth_key(sampling_.top_k) : device::kNoLogit;
+    if (sampling_.top_p == 1.0f) return limit;
+    row_.sync();  // the buffers of the last total are free
+    const double wanted = sampling_.top_p * mass_up_to(limit, 1);
+    return row_.bisect([&](uint64_t key, int buffer) { return mass_up_to(key, buffer) >= wanted; });
+  }
+
+  __device__ void keep_up_to(uint64_t last) {
+    least_logit_ = device::key_logit(last);
+    last_id_ = device::key_id(last);
+  }
+
+  // The smallest logit with exp(logit / T - peak / T) >= min_p in float64.
+  __device__ void keep_least_probability() {
+    if (threadIdx.x == 0) {
+      const double t = sampling_.temperature, peak = peak_ / t;
+      const auto kept = [&](float x) { return exp(x / t - peak) >= sampling_.min_p; };
+      float x = fminf(static_cast<float>((log(double{sampling_.min_p}) + peak) * t), peak_);
+      while (!kept(x)) x = nextafterf(x, INFINITY);
+      while (kept(nextafterf(x, -INFINITY))) x = nextafterf(x, -INFINITY);
+      s_.least_logit = x;
+    }
+    __syncthreads();
+    if (s_.least_logit <= least_logit_) return;
+    least_logit_ = s_.least_logit;
+    last_id_ = vocab_;
+  }
+
+  __device__ bool kept(float x, int id) const {
+    return x > least_logit_ || (x == least_logit_ && id <= last_id_);
+  }
+
+  // fn(x, id, number) for the kept tokens of this lane that can reach the value `least()`.
+  template <typename Least, typename Fn>
+  __device__ void for_each_kept(const Least& least, const Fn& fn) const {
+    const device::PhiloxKey key = {static_cast<uint32_t>(sampling_.seed),
+                                   static_cast<uint32_t>(sampling_.seed >> 32)};
+    row_.for_each<device::kWarmBatch>([&](const float(&x)[kPiece], int first) {
+      const float most = device::largest(x);
+      if (most < least_logit_ || scaled(most) + device::kLargestGumbel < least()) return;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4 numbers = device::philox4x32(
+            {static_cast<uint32_t>(position_), static_cast<uint32_t>(first / 4 + half), 0, 0}, key);
+        const uint32_t lanes[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int id = first + 4 * half + i;
+          if (kept(x[4 * half + i], id)) fn(x[4 * half + i], id, lanes[i]);
+        }
+      }
+    });
+  }
+
+  __device__ float scaled(float x) const {
+    return (x - peak_) * inverse_t_;
+  }
+
+  __device__ Choice exact(float x, int id, uint32_t number) const {
+    const double value = x / double{sampling_.temperature} + device::gumbel(number);
+    return {~device::ascending_key(value), id};
+  }
+
+  __device__ int noisy_argmax() {
+    // The peak itself reaches the least value.
+    float best = -INFINITY, second = -INFINITY;
+    for_each_kept([&] { return fmaxf(best, device::kLeastGumbel) - kEstimateSlack; },
+                  [&](float x, int, uint32_t number) {
+                    const float value = scaled(x) + device::gumbel_estimate(number);
+                    second = fmaxf(second, fminf(best, value));
+                    best = fmaxf(best, value);
+                  });
+    const float floor = largest_estimate(best) - kEstimateSlack;
+    Choice choice;
+    if (best >= floor) {
+      for_each_kept([&] { return floor; },
+                    [&](float x, int id, uint32_t number) {
+                      if (scaled(x) + device::gumbel_estimate(number) >= floor)
+                        choice = better(choice, exact(x, id, number));
+                    });
+    }
+    return best_of_cluster(choice);
+  }
+
+  __device__ float largest_estimate(float best) {
+    const uint32_t warp_best = __reduce_max_sync(device::kAllLanes, device::ascending_key(best));
+    row_.store_to_all(&s_.estimates[row_.warp()], warp_best);
+    row_.sync();
+    uint32_t all = 0;
+    for (int i = row_.lane(); i < row_.n_warps(); i += 32) all = max(all, s_.estimates[i]);
+    return device::value_of_key(__reduce_max_sync(device::kAllLanes, all));
+  }
+
+  const SamplingParams sampling_;
+  const int position_;
+  const int vocab_;
+  DrawShared& s_;
+  uint64_t* const list_;
+  const float inverse_t_;
+  const float* const logits_;
+  device::ClusterRow<float> row_;
+  float peak_ = 0.0f;
+  float least_logit_ = -INFINITY;  // kept: logits above it, and those equal to it up to last_id_
+  int last_id_ = INT32_MAX;
+};
+
+}  // namespace kdt::cuda
