@@ -1,0 +1,80 @@
+// Kernel times on a GPU, as CSV files: random data, one call captured in a graph, caches cold, the
+// median of 20 replays after 3 warm-ups (Backend::time_cold). A graph of one trivial kernel reads
+// about 3 us this way, and that is included.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ops/backend.h"
+#include "ops/buffer.h"
+
+namespace kdt::apps {
+
+struct GpuBenchOptions {
+  std::string out_dir;
+  std::string note;  // commit, date and GPU, for the files' first line
+};
+
+class CsvFile {
+ public:
+  // Creates out_dir/name with a comment line and the column names.
+  CsvFile(const GpuBenchOptions& options, const std::string& name, const std::string& columns);
+  ~CsvFile();
+  CsvFile(const CsvFile&) = delete;
+  CsvFile& operator=(const CsvFile&) = delete;
+
+  void row(const std::string& line);  // also to stdout
+
+ private:
+  std::string path_;
+  std::FILE* file_ = nullptr;
+};
+
+double gpu_us(const Backend& backend, const std::function<void(Stream)>& call);
+
+// Bytes over the measured copy bandwidth of an H200 (read + written).
+inline double memory_floor_us(double bytes) {
+  return bytes / 4.25e6;
+}
+
+// Random data in backend memory, the same every time: logits and caches cut from one table of
+// normal numbers at random places.
+class GpuData {
+ public:
+  explicit GpuData(const Backend& backend);
+
+  float* normals(size_t count, float scale = 1.0f);
+  uint16_t* bf16_normals(size_t count, float scale = 1.0f);
+  template <typename T>
+  T* put(const std::vector<T>& host) {
+    T* data = zeros<T>(host.size());
+    backend_.copy_in(data, host.data(), host.size() * sizeof(T), {});
+    return data;
+  }
+  template <typename T>
+  T* zeros(size_t count) {
+    buffers_.emplace_back(backend_, count * sizeof(T));
+    return reinterpret_cast<T*>(buffers_.back().data());
+  }
+  Workspace workspace(size_t bytes) { return {zeros<char>(bytes), bytes}; }
+
+ private:
+  uint64_t random();
+
+  const Backend& backend_;
+  uint64_t state_ = 0x9e3779b97f4a7c15;
+  std::vector<float> table_;
+  std::vector<Buffer<char>> buffers_;
+};
+
+// One file each.
+void bench_tree_build(const Backend& backend, const GpuBenchOptions& options);
+void bench_tree_accept(const Backend& backend, const GpuBenchOptions& options);
+void bench_kv_commit(const Backend& backend, const GpuBenchOptions& options);
+void bench_lse_merge(const Backend& backend, const GpuBenchOptions& options);
+
+}  // namespace kdt::apps

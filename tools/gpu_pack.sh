@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Collects what tools/gpu_run.sh needs on a GPU machine without build tools into build/gpu: the
+# stripped binaries of `make cuda` and the libraries that such a machine may lack.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+rm -rf build/gpu
+mkdir -p build/gpu/lib
+for name in gpu_tests gpu_bench; do
+  strip -o build/gpu/$name build/cuda/$name
+  ldd build/cuda/$name | awk '/=> \//{print $3}' | grep -vE '/lib(c|m|pthread|dl|rt)\.so' |
+    xargs -I{} cp -L {} build/gpu/lib/
+done
+git rev-parse --short HEAD >build/gpu/commit
+du -sh build/gpu
