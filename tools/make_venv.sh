@@ -2,5 +2,5 @@
 # Makes the Python environment of the tests: make_venv.sh DIR. Pinned packages from PyPI.
 set -euo pipefail
 dir=$1
-[ -x "$dir/bin/python" ] || /usr/bin/python3 -m venv "$dir"
+[ -x "$dir/bin/pip" ] || /usr/bin/python3 -m venv "$dir"
 "$dir/bin/pip" install -q --disable-pip-version-check -r "$(dirname "$0")/../python/requirements.txt"
