@@ -6,8 +6,7 @@ JOBS  ?= $(shell nproc)
 run: build
 	@tools/demo.sh $(BUILD)/kdtree
 
-build: $(BUILD)/.deps
-	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDT_CUDA=OFF --log-level=WARNING
+build: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) -j $(JOBS) --target kdtree
 
 cuda: $(BUILD)/.deps
@@ -15,17 +14,20 @@ cuda: $(BUILD)/.deps
 	@cmake -S . -B $(BUILD)/cuda -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDT_CUDA=ON --log-level=WARNING
 	@cmake --build $(BUILD)/cuda -j $(JOBS) --target kdtree gpu_tests gpu_bench
 
-test: $(BUILD)/.deps $(BUILD)/.venv
-	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDT_CUDA=OFF --log-level=WARNING
+test: $(BUILD)/build.ninja $(BUILD)/.venv/installed
 	@cmake --build $(BUILD) -j $(JOBS)
 	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 	@KDT_BUILD=$(abspath $(BUILD)) $(BUILD)/.venv/bin/python -m pytest -q python/tests
+
+# Configures once; from then on ninja sees for itself when CMake must run again.
+$(BUILD)/build.ninja: | $(BUILD)/.deps
+	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release --log-level=WARNING
 
 $(BUILD)/.deps: tools/install_deps.sh
 	@tools/install_deps.sh
 	@mkdir -p $(BUILD) && touch $@
 
-$(BUILD)/.venv: python/requirements.txt
+$(BUILD)/.venv/installed: python/requirements.txt | $(BUILD)/.deps
 	@tools/make_venv.sh $(BUILD)/.venv
 	@touch $@
 
