@@ -172,6 +172,7 @@ void add_draft_cases(const BenchModel& model, std::vector<BenchCase>* cases) {
                                .head_dim = dim,
                                .scale = 1.0f / std::sqrt(static_cast<float>(dim))};
         const size_t pages = static_cast<size_t>(p.rows.max_blocks) * kPageTokens * kv_heads * dim;
+        p.n_pages = p.rows.max_blocks;
         p.k_pages = data.uniform(pages);
         p.v_pages = data.uniform(pages);
         p.workspace = data.workspace(draft_attention_workspace(data.backend(), p));

@@ -184,8 +184,7 @@ size_t draft_attention_workspace(const DraftAttentionParams& largest) {
 void draft_attention(const DraftAttentionParams& p, Stream) {
   for (int32_t b = 0; b < p.rows.n_requests; ++b) {
     require_rows_inside(kOp, p.rows, b);
-    if (p.rows.n_nodes[b] > 0)  // the contract does not say how many pages there are
-      require_prefix_pages(kOp, p.rows, b, std::numeric_limits<int32_t>::max());
+    if (p.rows.n_nodes[b] > 0) require_prefix_pages(kOp, p.rows, b, p.n_pages);
   }
   const Grid grid(p);
   parallel_for(grid.n_tasks(), worth_threads(p),

@@ -207,6 +207,7 @@ const float* DraftModel::draft(const int32_t* block_tokens, const int32_t* block
                      .k_pages = cache.k_pages.data() + i * kv_page * cache.n_pages,
                      .v_pages = cache.v_pages.data() + i * kv_page * cache.n_pages,
                      .out = attention_.data(),
+                     .n_pages = cache.n_pages,
                      .n_heads = n_heads,
                      .n_kv_heads = static_cast<int32_t>(c.n_kv_heads),
                      .head_dim = static_cast<int32_t>(c.head_dim),

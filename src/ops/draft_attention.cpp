@@ -14,13 +14,14 @@ void check(const DraftAttentionParams& p) {
   require(p.n_heads >= 1 && p.n_heads % p.n_kv_heads == 0, kOp, "n_heads", p.n_heads,
           "a multiple of n_kv_heads {}", p.n_kv_heads);
   require(p.head_dim >= 1, kOp, "head_dim", p.head_dim, "1 or more");
+  require(p.n_pages >= 0, kOp, "n_pages", p.n_pages, "0 or more");
   require(p.sliding_window >= 0, kOp, "sliding_window", p.sliding_window, "0 (off) or more");
   if (p.rows.n_requests == 0 || p.rows.n_rows == 0) return;
   require_pointer(kOp, "q", p.q);
   require_pointer(kOp, "k", p.k);
   require_pointer(kOp, "v", p.v);
   require_pointer(kOp, "out", p.out);
-  if (p.rows.max_blocks > 0) {
+  if (p.n_pages > 0) {
     require_pointer(kOp, "k_pages", p.k_pages);
     require_pointer(kOp, "v_pages", p.v_pages);
   }

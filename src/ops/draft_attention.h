@@ -19,6 +19,7 @@ struct DraftAttentionParams {
   const float* k_pages = nullptr;     // [n_pages, 64, n_kv_heads, head_dim], of the context
   const float* v_pages = nullptr;     // same
   float* out = nullptr;               // [R, n_heads, head_dim]
+  int32_t n_pages = 0;                // of the cache; block tables name 0 .. n_pages - 1
   int32_t n_heads = 0;
   int32_t n_kv_heads = 0;             // divides n_heads
   int32_t head_dim = 0;

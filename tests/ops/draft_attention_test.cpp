@@ -42,6 +42,7 @@ std::vector<float> run(const Backend& backend, const DraftProblem& d) {
       .k_pages = k_pages.data(),
       .v_pages = v_pages.data(),
       .out = out.data(),
+      .n_pages = d.n_pages,
       .n_heads = d.heads,
       .n_kv_heads = d.kv_heads,
       .head_dim = d.head_dim,
@@ -153,6 +154,7 @@ DraftProblem golden_problem(const Golden& g) {
   d.q = g.floats("q");
   d.k = g.floats("k");
   d.v = g.floats("v");
+  d.n_pages = static_cast<int>(g.shape("k_pages")[0]);
   d.k_pages = g.floats("k_pages");
   d.v_pages = g.floats("v_pages");
   d.row_offset = g.get<int32_t>("row_offset");
@@ -268,6 +270,8 @@ TEST(DraftAttention, RefusesImpossibleArguments) {
   EXPECT_EQ(with([](auto& d) { d.row_offset[0] = 1; }),
             "draft_attention: row_offset is 1, expected 0..0 for the 3 nodes of request 0");
   EXPECT_NE(with([](auto& d) { d.block_table[0] = -1; }).find("block_table is -1"),
+            std::string::npos);
+  EXPECT_NE(with([](auto& d) { d.block_table[0] = 1; }).find("block_table is 1"),
             std::string::npos);
 }
 

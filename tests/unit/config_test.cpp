@@ -221,7 +221,7 @@ TEST(TargetConfig, ProductsStayBounded) {
   json["num_attention_heads"] = json["num_key_value_heads"] = 1 << 17;
   expect_has(error_of([&] { parse_target(json); }), "num_attention_heads times head width");
   json = flat_target();
-  json["n_routed_experts"] = 1 << 14;
+  json["n_routed_experts"] = 1024;
   json["num_hidden_layers"] = 1024;
   expect_has(error_of([&] { parse_target(json); }), "n_routed_experts times num_hidden_layers");
 }
