@@ -47,6 +47,7 @@ class GpuData {
  public:
   explicit GpuData(const Backend& backend);
 
+  float normal() { return table_[random() % table_.size()]; }
   float* normals(size_t count, float scale = 1.0f);
   uint16_t* bf16_normals(size_t count, float scale = 1.0f);
   template <typename T>
@@ -71,10 +72,17 @@ class GpuData {
   std::vector<Buffer<char>> buffers_;
 };
 
+// Ancestor words of `batch` best-first trees of budget + 1 nodes over random draft logits, request
+// after request.
+uint64_t* tree_ancestors(const Backend& backend, GpuData& data, int batch, int budget);
+
 // One file each.
 void bench_tree_build(const Backend& backend, const GpuBenchOptions& options);
 void bench_tree_accept(const Backend& backend, const GpuBenchOptions& options);
 void bench_kv_commit(const Backend& backend, const GpuBenchOptions& options);
 void bench_lse_merge(const Backend& backend, const GpuBenchOptions& options);
+void bench_verify_attention(const Backend& backend, const GpuBenchOptions& options);
+// Four more files: its implementations, FP8 keys, the batch-invariant cut.
+void bench_verify_attention_variants(const Backend& backend, const GpuBenchOptions& options);
 
 }  // namespace kdt::apps

@@ -13,6 +13,8 @@ int main(int argc, char** argv) {
       {"tree_accept", bench_tree_accept},
       {"kv_commit", bench_kv_commit},
       {"lse_merge", bench_lse_merge},
+      {"verify_attention", bench_verify_attention},
+      {"verify_attention_variants", bench_verify_attention_variants},
   };
   CLI::App app("gpu_bench: kernel times on a GPU, one CSV file an op");
   GpuBenchOptions options;

@@ -122,6 +122,15 @@ KvCommitParams commit_problem(GpuData& data, int batch, int nodes, const TreeAcc
 
 }  // namespace
 
+uint64_t* tree_ancestors(const Backend& backend, GpuData& data, int batch, int budget) {
+  if (budget == 0) return data.put(std::vector<uint64_t>(batch, 1));
+  const uint16_t* logits = data.bf16_normals(static_cast<size_t>(batch) * kDepth * kVocab, 2.0f);
+  const TreeProblem t = tree_problem(backend, data, logits, batch, budget);
+  draft_topk(backend, t.topk);
+  tree_build(backend, t.build);
+  return t.build.ancestors;
+}
+
 void bench_tree_build(const Backend& backend, const GpuBenchOptions& options) {
   CsvFile csv(options, "tree_build.csv", "batch,vocab,depth,budget,topk_us,build_us,total_us");
   for (const int batch : {1, 8, 64}) {

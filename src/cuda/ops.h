@@ -16,6 +16,8 @@ void copy(void* to, const void* from, size_t bytes, Stream stream);
 void synchronize(Stream stream);
 double time_cold(const std::function<void(Stream)>& call, int n_warmups, int n_repeats);
 
+size_t verify_attention_workspace(const VerifyAttentionParams& largest);
+void verify_attention(const VerifyAttentionParams& p, Stream stream);
 void lse_merge(const LseMergeParams& p, Stream stream);
 size_t draft_topk_workspace(const DraftTopkParams& largest);
 void draft_topk(const DraftTopkParams& p, Stream stream);

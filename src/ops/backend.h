@@ -1,12 +1,13 @@
 // A backend: one table of function pointers that implements every op on one kind of memory.
 // Callers use the free functions of the op headers (linear(backend, params), ...), which check the
-// arguments once and then call through the table. Backends assume checked arguments. An entry is null
-// where the backend lacks the op; the free functions then throw kUnsupported.
+// arguments once and then call through the table. Backends assume checked arguments. An entry is
+// null where the backend lacks the op; the free functions then throw kUnsupported.
 #pragma once
 
 #include <cstddef>
 #include <functional>
 #include <span>
+#include <string_view>
 
 #include "ops/draft_attention.h"
 #include "ops/draft_topk.h"
@@ -69,9 +70,14 @@ struct Backend {
 // build or the machine has no CUDA.
 const Backend& cpu_backend();
 const Backend* cuda_backend();
+// The CUDA backend with one implementation of verify_attention for every shape, instead of the one
+// it would choose: "simt", "mma", "mma_small" (mma within the shared memory of sm_120), "sm90". It
+// throws kUnsupported for shapes it does not take. Null without CUDA or when there is none of that
+// name for this device.
+const Backend* cuda_backend_with_attention(std::string_view implementation);
 
-// Threads of the CPU backend's ops; 0: OpenMP's default, all cores unless OMP_NUM_THREADS says less.
-// Results do not depend on it. Call before anything is allocated for the ops.
+// Threads of the CPU backend's ops; 0: OpenMP's default, all cores unless OMP_NUM_THREADS says
+// less. Results do not depend on it. Call before anything is allocated for the ops.
 void set_cpu_threads(int threads);
 
 }  // namespace kdt

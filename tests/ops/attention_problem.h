@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "base/dtype.h"
@@ -64,7 +65,21 @@ inline Array<char> typed_array(const Backend& backend, const std::vector<float>&
   return Array<char>(backend, bytes);
 }
 
-inline AttentionResult run(const Backend& backend, const AttentionProblem& a) {
+// A workspace that calls share; each leaves its remains to the next.
+class SharedScratch {
+ public:
+  Workspace workspace(const Backend& backend, size_t bytes) {
+    if (!scratch_ || scratch_->workspace().bytes < bytes)
+      scratch_ = std::make_unique<Scratch>(backend, bytes + bytes / 2);
+    return scratch_->workspace();
+  }
+
+ private:
+  std::unique_ptr<Scratch> scratch_;
+};
+
+inline AttentionResult run(const Backend& backend, const AttentionProblem& a,
+                           SharedScratch* shared = nullptr) {
   auto q = typed_array(backend, a.q, a.q_dtype);
   auto tail = typed_array(backend, a.tail, a.kv_dtype, a.tail_scales, a.width());
   auto pages = typed_array(backend, a.pages, a.kv_dtype, a.page_scales, a.width());
@@ -102,8 +117,9 @@ inline AttentionResult run(const Backend& backend, const AttentionProblem& a) {
       .out_dtype = a.out_dtype,
       .batch_invariant = a.batch_invariant,
   };
-  Scratch scratch(backend, verify_attention_workspace(backend, p));
-  p.workspace = scratch.workspace();
+  SharedScratch own;
+  p.workspace =
+      (shared ? shared : &own)->workspace(backend, verify_attention_workspace(backend, p));
   verify_attention(backend, p);
   const std::vector<char> bytes = out.get();
   AttentionResult result{std::vector<float>(n_out), lse.get()};

@@ -8,8 +8,10 @@
 #include "base/error.h"
 #include "cpu/attention_block.h"
 #include "cpu/isa.h"
+#include "tests/ops/attention_golden.h"
 #include "tests/ops/attention_problem.h"
 #include "tests/ops/golden.h"
+#include "tests/ops/on_backends.h"
 #include "tests/ops/tolerance.h"
 
 namespace kdt::cpu {
@@ -27,6 +29,9 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr DType kKeyTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3};
+
+class VerifyAttention : public OnBackends {};
+INSTANTIATE_ON_BACKENDS(VerifyAttention);
 
 // All used rows within the tolerance, every other row untouched.
 void expect_close(const AttentionProblem& a, const AttentionResult& got) {
@@ -76,21 +81,21 @@ AttentionProblem random_problem(Random& random, bool chain) {
   return a;
 }
 
-TEST(VerifyAttention, RandomTreesMatchDouble) {
+TEST_P(VerifyAttention, RandomTreesMatchDouble) {
   for (uint64_t seed = 0; seed < 150; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     const AttentionProblem a = random_problem(random, false);
-    expect_close(a, run(cpu_backend(), a));
+    expect_close(a, run(backend(), a));
   }
 }
 
-TEST(VerifyAttention, RandomChainsMatchDouble) {
+TEST_P(VerifyAttention, RandomChainsMatchDouble) {
   for (uint64_t seed = 1000; seed < 1060; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     const AttentionProblem a = random_problem(random, true);
-    expect_close(a, run(cpu_backend(), a));
+    expect_close(a, run(backend(), a));
   }
 }
 
@@ -104,47 +109,25 @@ AttentionProblem mla_problem(int heads) {
   return a;
 }
 
-TEST(VerifyAttention, LongPrefixAndLargeScoresMatchDouble) {
+TEST_P(VerifyAttention, LongPrefixAndLargeScoresMatchDouble) {
   for (const float magnitude : {0.05f, 1.0f, 4.0f}) {
     SCOPED_TRACE(testing::Message() << "seed 5, magnitude " << magnitude);
     Random random(5);
     AttentionProblem a = mla_problem(4);
     add_request(a, random, 1500, 3, {-1, 0, 0}, magnitude);
-    expect_close(a, run(cpu_backend(), a));
+    expect_close(a, run(backend(), a));
   }
 }
 
-AttentionProblem golden_problem(const Golden& g, DType dtype) {
-  AttentionProblem a;
-  a.heads = static_cast<int>(g.shape("q")[1]);
-  a.latent = static_cast<int>(g.shape("out")[2]);
-  a.rope = static_cast<int>(g.shape("q")[2]) - a.latent;
-  a.n_rows = static_cast<int>(g.shape("q")[0]);
-  a.n_pages = static_cast<int>(g.shape("kv_pages")[0]);
-  a.max_blocks = static_cast<int>(g.shape("block_table")[1]);
-  a.scale = g.scalar<float>("scale");
-  a.q_dtype = a.kv_dtype = dtype;
-  a.q = g.floats("q");
-  a.pages = g.floats("kv_pages");
-  a.tail = g.floats("tail");
-  a.row_offset = g.get<int32_t>("row_offset");
-  a.n_nodes = g.get<int32_t>("n_nodes");
-  a.prefix_len = g.get<int32_t>("prefix_len");
-  a.block_table = g.get<int32_t>("block_table");
-  if (g.has("ancestors")) {
-    a.ancestors = g.get<uint64_t>("ancestors");
-    a.n_words = static_cast<int>(g.shape("ancestors")[1]);
-  }
-  return a;
-}
-
-// The inputs are bf16, so running them as bf16 or as fp32 must give the same bits.
-TEST(VerifyAttention, GoldenBundles) {
+// The inputs are bf16, so running them as bf16 or as fp32 must give the same bits on the CPU.
+TEST_P(VerifyAttention, GoldenBundles) {
   for (const Golden& g : golden_bundles("verify_attention")) {
     SCOPED_TRACE(g.label());
     const AttentionProblem a = golden_problem(g, DType::kF32);
-    const AttentionResult got = run(cpu_backend(), a);
-    EXPECT_TRUE(run(cpu_backend(), golden_problem(g, DType::kBF16)) == got);
+    const AttentionResult got = run(backend(), a);
+    if (is_cpu()) {
+      EXPECT_TRUE(run(backend(), golden_problem(g, DType::kBF16)) == got);
+    }
     const std::vector<float> out = g.get<float>("out"), lse = g.get<float>("lse");
     const double keys = a.prefix_len[0] + a.n_nodes[0];
     EXPECT_LE(relative_error(got.out.data(), out.data(), out.size()),
@@ -229,7 +212,7 @@ void append(AttentionProblem& all, const AttentionProblem& more) {
   all = sum;
 }
 
-TEST(VerifyAttention, BitsDependOnThePathOnly) {
+TEST(VerifyAttentionOnCpu, BitsDependOnThePathOnly) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
@@ -259,7 +242,7 @@ TEST(VerifyAttention, BitsDependOnThePathOnly) {
   }
 }
 
-TEST(VerifyAttention, ChunksOfAChainGiveTheSameBits) {
+TEST(VerifyAttentionOnCpu, ChunksOfAChainGiveTheSameBits) {
   Random random(77);
   AttentionProblem whole = mla_problem(4);
   whole.latent = 64;
@@ -277,7 +260,7 @@ TEST(VerifyAttention, ChunksOfAChainGiveTheSameBits) {
 }
 
 // All golden trees of one head count in one call: every row as in its own bundle.
-TEST(VerifyAttention, GoldenRequestsMixed) {
+TEST(VerifyAttentionOnCpu, GoldenRequestsMixed) {
   for (const int heads : {4, 8, 16}) {
     AttentionProblem all;
     std::vector<float> want;
@@ -304,7 +287,7 @@ TEST(VerifyAttention, GoldenRequestsMixed) {
   }
 }
 
-TEST(VerifyAttention, ThreadsDoNotChangeBits) {
+TEST(VerifyAttentionOnCpu, ThreadsDoNotChangeBits) {
 #ifdef _OPENMP
   Random random(31);
   AttentionProblem a = mla_problem(4);
@@ -321,7 +304,7 @@ TEST(VerifyAttention, ThreadsDoNotChangeBits) {
 #endif
 }
 
-TEST(VerifyAttention, InstructionSetsGiveTheSameBits) {
+TEST(VerifyAttentionOnCpu, InstructionSetsGiveTheSameBits) {
   if (!cpu::use_avx512()) GTEST_SKIP() << "no AVX-512 here";
   Random random(91);
   for (int round = 0; round < 60; ++round) {
@@ -350,19 +333,19 @@ TEST(VerifyAttention, InstructionSetsGiveTheSameBits) {
   }
 }
 
-TEST(VerifyAttention, NanStaysWithTheRowsThatSeeIt) {
+TEST_P(VerifyAttention, NanStaysWithTheRowsThatSeeIt) {
   Random random(13);
   AttentionProblem a = mla_problem(4);
   a.latent = 32;
   const std::vector<int> parents = {-1, 0, 0, 1, 2, 1, 5};
   add_request(a, random, 40, 7, parents);
   add_request(a, random, 64, 2, {-1, 0});
-  const AttentionResult clean = run(cpu_backend(), a);
+  const AttentionResult clean = run(backend(), a);
   for (const float bad_value : {NAN, kInf}) {
     AttentionProblem bad = a;
     std::fill_n(&bad.tail[1 * a.width()], a.width(), bad_value);             // node 1's key
     std::fill_n(&bad.q[4 * a.heads * a.width()], a.heads * a.width(), NAN);  // node 4's query
-    const AttentionResult got = run(cpu_backend(), bad);
+    const AttentionResult got = run(backend(), bad);
     for (int row = 0; row < 9; ++row) {
       const bool hit = row == 4 || (row < 7 && a.sees(0, row, 1));
       if (!hit) {
@@ -374,7 +357,7 @@ TEST(VerifyAttention, NanStaysWithTheRowsThatSeeIt) {
   }
 }
 
-TEST(VerifyAttention, ARowThatSeesNothingIsZero) {
+TEST_P(VerifyAttention, ARowThatSeesNothingIsZero) {
   Random random(17);
   AttentionProblem a = mla_problem(4);
   a.latent = 32;
@@ -382,19 +365,19 @@ TEST(VerifyAttention, ARowThatSeesNothingIsZero) {
   add_request(a, random, 5, 2, {-1, 0});
   a.ancestors[1] = 0;
   a.ancestors[4] = 0;
-  const AttentionResult got = run(cpu_backend(), a);
+  const AttentionResult got = run(backend(), a);
   expect_close(a, got);
   for (int i = 0; i < 4 * 32; ++i) EXPECT_EQ(got.out[4 * 32 + i], 0.0f);
   EXPECT_EQ(got.lse[4], -kInf);
   EXPECT_TRUE(std::isfinite(got.lse[4 * 4]));  // the prefix alone
 }
 
-TEST(VerifyAttention, EmptyBatchesAreFine) {
+TEST_P(VerifyAttention, EmptyBatchesAreFine) {
   AttentionProblem a = mla_problem(2);
-  EXPECT_TRUE(run(cpu_backend(), a).out.empty());
+  EXPECT_TRUE(run(backend(), a).out.empty());
   Random random(3);
   add_request(a, random, 70, 0, {});
-  EXPECT_TRUE(run(cpu_backend(), a).out.empty());
+  EXPECT_TRUE(run(backend(), a).out.empty());
 }
 
 std::string message_of(const AttentionProblem& a) {
@@ -407,7 +390,7 @@ std::string message_of(const AttentionProblem& a) {
   return "no error";
 }
 
-TEST(VerifyAttention, RefusesWhatWouldReadOutside) {
+TEST(VerifyAttentionOnCpu, RefusesWhatWouldReadOutside) {
   Random random(19);
   AttentionProblem good = mla_problem(2);
   good.latent = 32;

@@ -1,0 +1,94 @@
+// Which implementation of verify_attention runs.
+#include "cuda/verify_attention.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "cuda/check.h"
+#include "cuda/ops.h"
+
+namespace kdt::cuda {
+namespace {
+
+int attribute(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  KDT_CUDA_CHECK(cudaGetDevice(&device));
+  KDT_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
+  return value;
+}
+
+Machine small_machine() {
+  return {this_machine().n_ctas, std::min(this_machine().shared_bytes, kSmallSharedBytes)};
+}
+
+bool has_work(const VerifyAttentionParams& p) {
+  return p.rows.n_requests > 0 && p.rows.n_rows > 0 && p.n_heads > 0;
+}
+
+// An implementation that was asked for by name takes every shape it can and refuses the others.
+using Supports = bool (*)(const VerifyAttentionParams&, const Machine&);
+using Attend = void (*)(const VerifyAttentionParams&, const Machine&, Stream);
+
+void attend(const char* name, Supports supports, Attend attention, const VerifyAttentionParams& p,
+            const Machine& machine, Stream stream) {
+  if (!has_work(p)) return;
+  if (!supports(p, machine))
+    throw_error(ErrorCode::kUnsupported,
+                "verify_attention: the {} implementation does not take q {}, KV {}, {} + {} "
+                "dimensions, {} requests on this device",
+                name, dtype_name(p.q_dtype), dtype_name(p.kv_dtype), p.latent_dim, p.rope_dim,
+                p.rows.n_requests);
+  attention(p, machine, stream);
+}
+
+void simt(const VerifyAttentionParams& p, Stream stream) {
+  attend("simt", simt_supports, simt_attention, p, this_machine(), stream);
+}
+void mma(const VerifyAttentionParams& p, Stream stream) {
+  attend("mma", mma_supports, mma_attention, p, this_machine(), stream);
+}
+void mma_small(const VerifyAttentionParams& p, Stream stream) {
+  attend("mma_small", mma_supports, mma_attention, p, small_machine(), stream);
+}
+
+}  // namespace
+
+Machine this_machine() {
+  static const Machine machine = {attribute(cudaDevAttrMultiProcessorCount),
+                                  attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  return machine;
+}
+
+size_t verify_attention_workspace(const VerifyAttentionParams& largest) {
+  return has_work(largest) ? mma_workspace(largest, this_machine()) : 0;
+}
+
+void verify_attention(const VerifyAttentionParams& p, Stream stream) {
+  if (has_work(p) && mma_supports(p, this_machine()))
+    mma(p, stream);
+  else
+    simt(p, stream);
+}
+
+}  // namespace kdt::cuda
+
+namespace kdt {
+
+const Backend* cuda_backend_with_attention(std::string_view implementation) {
+  if (!cuda_backend()) return nullptr;
+  const auto with = [](void (*attention)(const VerifyAttentionParams&, Stream)) {
+    Backend backend = *cuda_backend();
+    backend.verify_attention = attention;
+    return backend;
+  };
+  static const Backend simt = with(cuda::simt), mma = with(cuda::mma);
+  static const Backend mma_small = with(cuda::mma_small);
+  if (implementation == "simt") return &simt;
+  if (implementation == "mma") return &mma;
+  if (implementation == "mma_small") return &mma_small;
+  return implementation.empty() ? cuda_backend() : nullptr;
+}
+
+}  // namespace kdt

@@ -1,0 +1,31 @@
+// The implementations of verify_attention behind the CUDA backend's entry.
+//   simt   fp32 arithmetic, any shape and type; the truth on the GPU
+//   mma    mma.sync, sm_80 and up
+//   sm90   wgmma and TMA, sm_90a
+// A caller who wants one of them (tests, benchmarks) takes its entries into a Backend of his own.
+#pragma once
+
+#include <vector>
+
+#include "ops/backend.h"
+
+namespace kdt::cuda {
+
+// What an implementation may use of the device.
+struct Machine {
+  int n_ctas;        // multiprocessors; a kernel's CTAs each have one to themselves
+  int shared_bytes;  // shared memory of a CTA
+};
+// A CTA's shared memory on sm_120; the mma implementation fits into it.
+inline constexpr int kSmallSharedBytes = 101'376;
+
+Machine this_machine();
+
+bool mma_supports(const VerifyAttentionParams& p, const Machine& machine);
+size_t mma_workspace(const VerifyAttentionParams& p, const Machine& machine);
+void mma_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);
+
+bool simt_supports(const VerifyAttentionParams& p, const Machine& machine);
+void simt_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);
+
+}  // namespace kdt::cuda
