@@ -17,8 +17,8 @@ cuda: $(BUILD)/.deps
 test: $(BUILD)/build.ninja $(BUILD)/.venv/installed
 	@cmake --build $(BUILD) -j $(JOBS)
 	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
-	@KDT_BUILD=$(abspath $(BUILD)) PYTHONPYCACHEPREFIX=$(abspath $(BUILD))/pycache \
-	  $(BUILD)/.venv/bin/python -m pytest -q -o cache_dir=$(abspath $(BUILD))/pytest_cache python/tests
+	@KDT_BUILD=$(BUILD) PYTHONDONTWRITEBYTECODE=1 \
+	  $(BUILD)/.venv/bin/python -m pytest -q -p no:cacheprovider python/tests
 
 # Configures once; from then on ninja sees for itself when CMake must run again.
 $(BUILD)/build.ninja: | $(BUILD)/.deps

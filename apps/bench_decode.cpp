@@ -42,7 +42,7 @@ std::vector<std::string> row_of(const Mode& mode, double plain_seconds) {
   const double rounds = static_cast<double>(std::max<int64_t>(run.n_rounds, 1));
   return {mode.name,
           mode.budget ? fmt::format("{}", mode.budget) : "",
-          fmt::format("{}", run.n_tokens),
+          fmt::format("{}", run.n_tokens + static_cast<int64_t>(run.tokens.size())),
           fmt::format("{}", run.n_rounds),
           fmt::format("{:.2f}", run.acceptance()),
           fmt::format("{:.3f}", 1e3 * s / rounds),
@@ -81,8 +81,8 @@ int bench_decode(const BenchOptions& o) {
   table.save({.threads = cpu_threads(o.threads),
               .subject = bench_subject(o, prompts.size()),
               .method = fmt::format(
-                  "median of {} repeats, modes taking turns; tokens and time of decoding only: the "
-                  "prompt's first token belongs to its prefill; speedup over plain",
+                  "median of {} repeats, modes taking turns; time and tokens/s of decoding only, "
+                  "as a prompt's first token belongs to its prefill; speedup over plain",
                   o.repeats)});
   if (!equal)
     throw_error(ErrorCode::kInternal, "the modes gave different tokens; they must give the same");

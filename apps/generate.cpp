@@ -194,7 +194,8 @@ void add_model_flags(CLI::App& app, GenerateOptions* o) {
   in_group(app.add_option("--draft-yarn-amplitude", o->conventions.amplitude,
                           "auto (by rope_type), full (vLLM) or ratio (Hugging Face)")
                ->type_name("WORD")
-               ->transform(CLI::CheckedTransformer(amplitudes).description("")));
+               ->transform(CLI::Transformer(amplitudes).description(""))
+               ->transform(CLI::IsMember(amplitudes).description("")));  // runs first, names all
   in_group(app.add_flag("--draft-causal-sliding,!--no-draft-causal-sliding",
                         o->conventions.causal_sliding_layers,
                         "Whether sliding drafter layers are causal within a block (default: yes)"));

@@ -61,6 +61,7 @@ USAGE = {
     "negative tokens": (["generate", *PAIR, "--prompt", "x", "--max-tokens", "-5"], "--max-tokens"),
     "tokens beyond int": (["generate", *PAIR, "--prompt", "x", "--max-tokens", "9" * 12], "999"),
     "no threads": (["generate", *PAIR, *IDS, "--threads", "0"], "--threads"),
+    "amplitude": (["generate", *PAIR, *IDS, "--draft-yarn-amplitude", "x"], "auto,full,ratio"),
     "no number": (["generate", *PAIR, *IDS, "--temperature", "hot"], "--temperature", "hot"),
     "negative seed": (["generate", *PAIR, *IDS, "--seed", "-1"], "--seed"),
     "ids: words": (["generate", *PAIR, "--prompt-ids", "1,two,3"], "--prompt-ids", "two"),
