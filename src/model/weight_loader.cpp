@@ -74,6 +74,14 @@ void require_finite(const TensorView& tensor) {
                 tensor.file->path(), tensor.name);
 }
 
+// One op runs all experts of a layer, so their weights are stored alike.
+void check_alike(const TensorView& tensor, const TensorView& first) {
+  if (tensor.dtype != first.dtype)
+    throw_error(ErrorCode::kUnsupported, "{}: tensor {} is {}, expected {} as {}",
+                tensor.file->path(), tensor.name, dtype_name(tensor.dtype), dtype_name(first.dtype),
+                first.name);
+}
+
 }  // namespace
 
 WeightLoader::WeightLoader(const Backend& backend, const checkpoint::Checkpoint& checkpoint,
@@ -96,6 +104,7 @@ Linear WeightLoader::grouped(std::span<const std::string> modules, int64_t out_f
   std::vector<LinearSource> sources;
   for (const std::string& module : modules) {
     loaded.push_back(load(module, out_features, in_features));
+    check_alike(*loaded.back().weight_tensor, *loaded.front().weight_tensor);
     sources.push_back(to_op_source(loaded.back()));
   }
   Linear packed = pack(sources);
