@@ -24,10 +24,14 @@ void add_flags(CLI::App& app, BenchFlags* flags) {
   app.add_option(
          "--model", o.model_dir,
          "Checkpoint directory of the target (default for ops: tiny-k2 and a Kimi K2.6 shard)")
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->check(not_empty());
   app.add_option("--draft", o.draft_dir, "Checkpoint directory of its DFlash drafter")
-      ->type_name("DIR");
-  app.add_option("--csv", o.csv, "Write the table to this file too")->type_name("FILE");
+      ->type_name("DIR")
+      ->check(not_empty());
+  app.add_option("--csv", o.csv, "Write the table to this file too")
+      ->type_name("FILE")
+      ->check(not_empty());
   add_threads_flag(app, &o.threads);
 
   app.add_option("--op", o.ops, "Only this op; repeat for more")

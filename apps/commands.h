@@ -1,6 +1,8 @@
 // The subcommands of `kdtree`. Each adds its flags to the command line and runs when chosen.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <stdexcept>
@@ -22,10 +24,24 @@ Command add_generate(CLI::App& app);
 Command add_inspect(CLI::App& app);
 Command add_bench(CLI::App& app);
 
-// A range check that says nothing in --help; the flag's text does.
+// A range check that says nothing in --help; the flag's text does. Not CLI::Range, which lets NaN
+// through.
 template <typename T>
 CLI::Validator in_range(T least, T most) {
-  return CLI::Range(least, most).description("");
+  return {[least, most](std::string& text) -> std::string {
+            T value{};
+            if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most)
+              return {};
+            return fmt::format("{} is not a number from {} to {}", text.empty() ? "''" : text,
+                               least, most);
+          },
+          ""};
+}
+
+// Refuses the empty word that an unset shell variable leaves, which would otherwise mean zero.
+inline CLI::Validator not_empty() {
+  return {[](std::string& text) { return std::string(text.empty() ? "the value is empty" : ""); },
+          ""};
 }
 
 // --threads, shared by the commands that run ops.

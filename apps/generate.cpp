@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <limits>
@@ -182,11 +183,14 @@ void add_model_flags(CLI::App& app, GenerateOptions* o) {
   const auto in_group = [](CLI::Option* option) { option->group("Model"); };
   in_group(app.add_option("--model", o->model_dir, "Checkpoint directory of the target")
                ->type_name("DIR")
+               ->check(not_empty())
                ->required());
   in_group(app.add_option("--draft", o->draft_dir, "Checkpoint directory of its DFlash drafter")
-               ->type_name("DIR"));
+               ->type_name("DIR")
+               ->check(not_empty()));
   in_group(app.add_option("--context", o->context, "Context limit in tokens (default: the model's)")
-               ->type_name("N"));
+               ->type_name("N")
+               ->check(not_empty()));
   const std::map<std::string, checkpoint::DraftAmplitude> amplitudes{
       {"auto", checkpoint::DraftAmplitude::kByRopeType},
       {"full", checkpoint::DraftAmplitude::kFullMscale},
@@ -216,21 +220,30 @@ void add_decoding_flags(CLI::App& app, GenerateOptions* o) {
   in_group(app.add_flag("--ignore-eos", o->ignore_eos, "Do not stop at stop tokens"));
 }
 
+// The parser would take -1 and 2^64 for the largest seed.
+CLI::Validator is_seed() {
+  return {[](std::string& text) -> std::string {
+            uint64_t seed = 0;
+            const char* end = text.data() + text.size();
+            const auto [stop, error] = std::from_chars(text.data(), end, seed);
+            if (error == std::errc() && stop == end) return {};
+            return fmt::format("'{}' is not a number from 0 to {}", text, UINT64_MAX);
+          },
+          ""};
+}
+
 void add_sampling_flags(CLI::App& app, GenerateOptions* o) {
   const auto add = [&](const char* name, auto& value, const char* type, const char* help) {
     return app.add_option(name, value, help)
         ->type_name(type)
+        ->check(not_empty())
         ->group("Sampling (greedy without these; the same tokens in every mode)");
   };
   add("--temperature", o->temperature, "T", "0: greedy (default 1 with another of these)");
   add("--top-p", o->top_p, "P", "Keep the likeliest tokens up to this probability");
   add("--top-k", o->top_k, "K", "Keep this many tokens, 0: all");
   add("--min-p", o->min_p, "P", "Keep tokens at least this likely, relative to the best");
-  add("--seed", o->seed, "S", "Seed of the sampler")
-      ->check([](const std::string& seed) {
-        return seed.starts_with('-') ? "a seed is not negative: " + seed : "";
-      })
-      ->capture_default_str();
+  add("--seed", o->seed, "S", "Seed of the sampler")->check(is_seed())->capture_default_str();
 }
 
 void add_flags(CLI::App& app, GenerateOptions* o) {

@@ -1,5 +1,7 @@
 // kdtree: one binary with subcommands. Exit status 0, 1 for an error, 2 for wrong usage, 130 after
 // Ctrl-C. An error prints one line on stderr, complete in itself.
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
@@ -15,31 +17,36 @@ namespace {
 
 using namespace kdt::apps;
 
+// One line on stderr, whatever file names and flags bring into the message.
+void print_error(std::string message) {
+  for (char& c : message)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  std::fprintf(stderr, "kdtree: %s\n", message.c_str());
+}
+
 int run(const Command& command) {
   try {
     return command();
   } catch (const UsageError& error) {
-    std::fprintf(stderr, "kdtree: %s\n", error.what());
+    print_error(error.what());
     return 2;
   } catch (const Interrupted&) {
     return kInterruptedStatus;
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "kdtree: out of memory\n");
+    print_error("out of memory");
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "kdtree: %s\n", error.what());
+    print_error(error.what());
   }
   return 1;
 }
 
 int complain(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
   const auto chosen = app.get_subcommands();
-  if (!chosen.empty())
-    std::fprintf(stderr, "kdtree: %s (see kdtree %s --help)\n", error.what(),
-                 chosen[0]->get_name().c_str());
-  else if (first.empty() || first.starts_with('-'))
-    std::fprintf(stderr, "kdtree: %s (see kdtree --help)\n", error.what());
-  else
-    std::fprintf(stderr, "kdtree: there is no command '%s' (see kdtree --help)\n", first.c_str());
+  const std::string help = chosen.empty() ? "--help" : chosen[0]->get_name() + " --help";
+  const bool unknown = chosen.empty() && !first.empty() && !first.starts_with('-');
+  print_error(fmt::format("{} (see kdtree {})",
+                          unknown ? fmt::format("there is no command '{}'", first) : error.what(),
+                          help));
   return 2;
 }
 

@@ -64,6 +64,12 @@ USAGE = {
     "amplitude": (["generate", *PAIR, *IDS, "--draft-yarn-amplitude", "x"], "auto,full,ratio"),
     "no number": (["generate", *PAIR, *IDS, "--temperature", "hot"], "--temperature", "hot"),
     "negative seed": (["generate", *PAIR, *IDS, "--seed", "-1"], "--seed"),
+    "seed beyond 64 bits": (["generate", *PAIR, *IDS, "--seed", str(2**64)], "--seed"),
+    "empty temperature": (["generate", *PAIR, *IDS, "--temperature", ""], "--temperature"),
+    "empty context": (["generate", *PAIR, *IDS, "--context", ""], "--context"),
+    "empty drafter": (["generate", "--model", MODEL, *IDS, "--draft", ""], "--draft"),
+    "NaN seconds": (["bench", "--op", "rope", "--min-time", "nan"], "--min-time", "nan"),
+    "lines in a command": (["fro\nbnicate\x1b[31m"], "fro?bnicate?[31m"),
     "ids: words": (["generate", *PAIR, "--prompt-ids", "1,two,3"], "--prompt-ids", "two"),
     "ids: empty": (["generate", *PAIR, "--prompt-ids", ""], "--prompt-ids"),
     "ids: hole": (["generate", *PAIR, "--prompt-ids", "1,,3"], "--prompt-ids"),
@@ -93,6 +99,7 @@ REFUSED = {
     "context beyond the model's": ([*IDS, "--context", "5000"], "5000", "4096"),
     "negative context": ([*IDS, "--context", "-5"], "-5"),
     "no such prompt file": (["--prompt-file", "/nowhere/prompt.txt"], "/nowhere/prompt.txt"),
+    "lines in a file name": (["--prompt-file", "/no\nwhere\n\n\n.txt"], "/no?where???.txt"),
     "a directory as prompt file": (["--prompt-file", "/tmp"], "/tmp"),
     "negative temperature": ([*IDS, "--temperature", "-1"], "temperature", "-1"),
     "NaN temperature": ([*IDS, "--temperature", "nan"], "temperature", "nan"),
@@ -208,6 +215,19 @@ def test_wrong_dtype(target, part, dtype):
     edit_weights(target, lambda file: file.entries[name].__setitem__(0, dtype))
     assert_fails(run_model(target), name)
     assert_incomplete(target, name)
+
+
+def test_expert_in_another_dtype(target):
+    module = "layers.3.mlp.experts.7.up_proj"
+
+    def unpack(file):
+        name = file.find(f"{module}.weight_packed").removesuffix("_packed")
+        for suffix in ("_packed", "_scale", "_shape"):
+            file.entries.pop(name + suffix, None)
+        file.entries[name] = ["BF16", [128, 256], bytes(2 * 128 * 256)]
+
+    edit_weights(target, unpack)
+    assert_fails(run_model(target), f"{module}.weight is bf16", "i32", "experts.0.up_proj")
 
 
 def test_wrong_shape(target):
