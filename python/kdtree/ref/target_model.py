@@ -43,9 +43,8 @@ class Target:
     def _dequantize(self, name):
         tensors = self._tensors
         if f"{name}.weight_packed" in tensors:
-            return int4_dequantize(
-                tensors[f"{name}.weight_packed"], tensors[f"{name}.weight_scale"]
-            )
+            packed, scale = tensors[f"{name}.weight_packed"], tensors[f"{name}.weight_scale"]
+            return int4_dequantize(packed, scale, 8 * packed.shape[1] // scale.shape[1])
         if f"{name}.weight_scale_inv" in tensors:
             return fp8_dequantize(tensors[f"{name}.weight"], tensors[f"{name}.weight_scale_inv"])
         return tensors[name] if name in tensors else tensors[f"{name}.weight"]
