@@ -4,7 +4,8 @@
 #include <unistd.h>
 
 #include <mutex>
-#include <thread>
+
+#include "base/thread.h"
 
 namespace kdt::apps {
 namespace {
@@ -31,7 +32,7 @@ void install_interrupt_handler() {
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::thread(wait_for_signals, signals).detach();
+  start_thread(wait_for_signals, signals).detach();
 }
 
 void cancel_on_interrupt(std::vector<std::shared_ptr<engine::RequestStream>> streams) {

@@ -80,6 +80,5 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return complain(app, error, argc > 1 ? argv[1] : "");
   }
-  install_interrupt_handler();
-  return run(command);
+  return run([&] { return install_interrupt_handler(), command(); });
 }

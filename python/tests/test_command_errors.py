@@ -422,6 +422,16 @@ def test_no_memory():
         assert_fails(run(*PAIR, *IDS, preexec_fn=limit), "memory")
 
 
+def test_no_thread():
+    """Even the thread that waits for Ctrl-C may be refused."""
+
+    def limit():  # enough to start the program, not for one more stack
+        resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, 1 << 30))
+        resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))
+
+    assert_fails(run(*PAIR, *IDS, preexec_fn=limit), "refused a thread")
+
+
 def interrupt(arguments, signals):
     process = subprocess.Popen([BINARY, "generate", *PAIR, "--ignore-eos", "--max-tokens", "4000",
                                 "--prompt", "def f(", *arguments],

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/thread.h"
 #include "engine/scheduler.h"
 
 namespace kdt::engine {
@@ -43,7 +44,7 @@ struct Engine::Impl {
       : options(checked(options)),
         executor(backend, options),
         scheduler(executor, options.max_batch),
-        thread([this] { run(); }) {}
+        thread(start_thread([this] { run(); })) {}
 
   ~Impl() {
     {
