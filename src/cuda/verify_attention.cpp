@@ -46,6 +46,9 @@ void attend(const char* name, Supports supports, Attend attention, const VerifyA
 void simt(const VerifyAttentionParams& p, Stream stream) {
   attend("simt", simt_supports, simt_attention, p, this_machine(), stream);
 }
+void sm90(const VerifyAttentionParams& p, Stream stream) {
+  attend("sm90", sm90_supports, sm90_attention, p, this_machine(), stream);
+}
 void mma(const VerifyAttentionParams& p, Stream stream) {
   attend("mma", mma_supports, mma_attention, p, this_machine(), stream);
 }
@@ -62,11 +65,14 @@ Machine this_machine() {
 }
 
 size_t verify_attention_workspace(const VerifyAttentionParams& largest) {
-  return has_work(largest) ? mma_workspace(largest, this_machine()) : 0;
+  if (!has_work(largest)) return 0;
+  return std::max(mma_workspace(largest, this_machine()), sm90_workspace(this_machine()));
 }
 
 void verify_attention(const VerifyAttentionParams& p, Stream stream) {
-  if (has_work(p) && mma_supports(p, this_machine()))
+  if (has_work(p) && sm90_supports(p, this_machine()))
+    sm90(p, stream);
+  else if (has_work(p) && mma_supports(p, this_machine()))
     mma(p, stream);
   else
     simt(p, stream);
@@ -84,10 +90,11 @@ const Backend* cuda_backend_with_attention(std::string_view implementation) {
     return backend;
   };
   static const Backend simt = with(cuda::simt), mma = with(cuda::mma);
-  static const Backend mma_small = with(cuda::mma_small);
+  static const Backend mma_small = with(cuda::mma_small), sm90 = with(cuda::sm90);
   if (implementation == "simt") return &simt;
   if (implementation == "mma") return &mma;
   if (implementation == "mma_small") return &mma_small;
+  if (implementation == "sm90") return cuda::sm90_workspace(cuda::this_machine()) ? &sm90 : nullptr;
   return implementation.empty() ? cuda_backend() : nullptr;
 }
 

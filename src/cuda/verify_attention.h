@@ -25,6 +25,12 @@ bool mma_supports(const VerifyAttentionParams& p, const Machine& machine);
 size_t mma_workspace(const VerifyAttentionParams& p, const Machine& machine);
 void mma_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);
 
+// Queries and keys of the same 16-bit type, latent 512 and rope 64, scale > 0, 16-byte aligned
+// arrays.
+bool sm90_supports(const VerifyAttentionParams& p, const Machine& machine);
+size_t sm90_workspace(const Machine& machine);
+void sm90_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);
+
 bool simt_supports(const VerifyAttentionParams& p, const Machine& machine);
 void simt_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);
 

@@ -1,0 +1,201 @@
+#include <cudaTypedefs.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "cuda/check.h"
+#include "cuda/verify_attention.h"
+// Tree-verify attention on Hopper (sm_90a) with wgmma and the bulk tensor copy engine: one kernel
+// for prefix, tail, mask, split and combine.
+#include "cuda/verify_attention_sm90_consumer.cuh"
+#include "cuda/verify_attention_sm90_producer.cuh"
+
+namespace kdt::cuda {
+namespace sm90 {
+
+// Job number n, once the producer has handed it over.
+__device__ __forceinline__ Job next_job(Shared& shared, int n) {
+  mbarrier_wait(&shared.job_full[n & 1], n >> 1 & 1);
+  Job job;
+  const auto* from = reinterpret_cast<const int*>(&shared.job[n & 1]);
+  auto* to = reinterpret_cast<int*>(&job);
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(Job) / sizeof(int)); ++i) to[i] = uniform(from[i]);
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.job_empty[n & 1]);
+  return job;
+}
+
+template <typename Element>
+__global__ void __launch_bounds__(kThreads, 1)
+    verify_attention_kernel([[maybe_unused]] const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // other architectures have an empty kernel that is never launched
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
+  const int warp = uniform(threadIdx.x / 32);
+  if (threadIdx.x == 0) {
+    if (shared_address(dynamic_shared) % 1024 != 0) __trap();
+    for (int j = 0; j < kWidthTiles; ++j) mbarrier_init(&shared.q_full[j], 1);
+    mbarrier_init(&shared.q_empty, 8);
+    for (int slot = 0; slot < 2; ++slot) {
+      for (int j = 0; j < kWidthTiles; ++j) mbarrier_init(&shared.k_full[slot][j], 1);
+      for (int pair = 0; pair < 4; ++pair) mbarrier_init(&shared.pair_empty[slot][pair], 4);
+      mbarrier_init(&shared.rope_empty[slot], 4);
+      mbarrier_init(&shared.p_full[slot], 4);
+      mbarrier_init(&shared.job_full[slot], 1);
+      mbarrier_init(&shared.job_empty[slot], 8);
+    }
+    mbarrier_fence_init();
+  }
+  if (threadIdx.x == kConsumerThreads) {
+    tma_prefetch_map(&args.q_map);
+    tma_prefetch_map(&args.pages_map);
+    tma_prefetch_map(&args.tail_map);
+  }
+  __syncthreads();
+  if (warp >= kConsumerThreads / 32) {
+    limit_registers<56, false>();
+    if (warp == kConsumerThreads / 32) Producer(args, shared).run(make_schedule(args));
+  } else {
+    limit_registers<224, true>();
+    int n_jobs = 0, n_blocks = 0;
+    Job job = next_job(shared, n_jobs++);
+    for (; job.kind == Job::kAttend; job = next_job(shared, n_jobs++)) {
+      SegmentConsumer<Element>(args, shared, job, n_jobs - 1, n_blocks).run();
+      n_blocks += job.segment.n_blocks;
+    }
+    for (; job.kind == Job::kCombine; job = next_job(shared, n_jobs++))
+      combine(args, job, shared.k[0][0]);
+  }
+#endif
+}
+
+// Counters of the parts of items, zero between launches. Launches that may run at the same time
+// have different workspaces, so each workspace gets counters of its own.
+constexpr int kCounterBanks = 64;
+constexpr int kMaxBlocks = 256;
+__device__ uint32_t part_counters[kCounterBanks][2 * kMaxBlocks];
+
+uint32_t* counters_of(const void* workspace) {
+  static std::mutex mutex;
+  static std::unordered_map<const void*, int> banks;
+  static uint32_t* base = nullptr;
+  const std::lock_guard lock(mutex);
+  if (base == nullptr) {
+    void* address = nullptr;
+    KDT_CUDA_CHECK(cudaGetSymbolAddress(&address, part_counters));
+    base = static_cast<uint32_t*>(address);
+  }
+  const int bank = banks.try_emplace(workspace, static_cast<int>(banks.size())).first->second;
+  return base + (bank % kCounterBanks) * 2 * kMaxBlocks;
+}
+
+int n_blocks(const Machine& machine) {
+  return machine.n_ctas < kMaxBlocks ? machine.n_ctas : kMaxBlocks;
+}
+
+// [rows, 576] in boxes of 64 x 64.
+CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows) {
+  static const auto encode = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult status;
+    KDT_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
+                                                    cudaEnableDefault, &status));
+    if (status != cudaDriverEntryPointSuccess) KDT_CUDA_CHECK(cudaErrorSymbolNotFound);
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
+  }();
+  CUtensorMap map;
+  const cuuint64_t size[2] = {kWidth, static_cast<cuuint64_t>(rows)};
+  const cuuint64_t stride[1] = {kWidth * 2};
+  const cuuint32_t box[2] = {64, 64}, step[2] = {1, 1};
+  const CUresult result = encode(
+      &map,
+      dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+      const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) KDT_CUDA_CHECK(cudaErrorInvalidValue);
+  return map;
+}
+
+Args make_args(const VerifyAttentionParams& p, int blocks) {
+  Args args;
+  args.q_map = tensor_map(p.q, p.q_dtype, int64_t{p.rows.n_rows} * p.n_heads);
+  args.tail_map = tensor_map(p.tail, p.kv_dtype, p.rows.n_rows);
+  args.pages_map = p.n_pages > 0
+                       ? tensor_map(p.kv_pages, p.kv_dtype, int64_t{p.n_pages} * kPageTokens)
+                       : args.tail_map;
+  args.lengths = {p.rows.n_nodes, p.rows.prefix_len, p.rows.n_requests, p.n_heads};
+  args.row_offset = p.rows.row_offset;
+  args.block_table = p.rows.block_table;
+  args.ancestors = p.ancestors;
+  args.out = p.out;
+  args.lse = p.lse;
+  const int slots = Schedule::slots(blocks);
+  args.partial_out = static_cast<float*>(p.workspace.data);
+  args.partial_stats = reinterpret_cast<float2*>(args.partial_out + size_t{kPartialFloats} * slots);
+  args.counters = counters_of(p.workspace.data);
+  args.max_blocks = p.rows.max_blocks;
+  args.n_words = p.n_words;
+  args.out_type = p.out_dtype == DType::kF32    ? OutType::kF32
+                  : p.out_dtype == DType::kBF16 ? OutType::kBF16
+                                                : OutType::kF16;
+  args.scale_log2 = p.scale * 1.4426950408889634f;
+  return args;
+}
+
+bool aligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
+bool on_hopper() {
+  int device = 0, major = 0, minor = 0;
+  KDT_CUDA_CHECK(cudaGetDevice(&device));
+  KDT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  KDT_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  return major == 9 && minor == 0;
+}
+
+}  // namespace sm90
+
+bool sm90_supports(const VerifyAttentionParams& p, const Machine& machine) {
+  static const bool on_hopper = sm90::on_hopper();
+  const bool half = p.q_dtype == DType::kBF16 || p.q_dtype == DType::kF16;
+  // The schedule counts the batch's key blocks in 32 bits.
+  const double items =
+      static_cast<double>(p.rows.n_rows) * p.n_heads / sm90::kRows + p.rows.n_requests;
+  const double key_blocks = p.rows.max_blocks + p.rows.n_rows / 64.0 + 16.0;
+  return on_hopper && machine.shared_bytes >= static_cast<int>(sizeof(sm90::Shared)) && half &&
+         p.q_dtype == p.kv_dtype && !p.batch_invariant && p.latent_dim == sm90::kLatent &&
+         p.latent_dim + p.rope_dim == sm90::kWidth && p.scale > 0.0f && items * key_blocks < 2e9 &&
+         sm90::aligned(p.q) && sm90::aligned(p.kv_pages) && sm90::aligned(p.tail) &&
+         sm90::aligned(p.out);
+}
+
+size_t sm90_workspace(const Machine& machine) {
+  static const bool on_hopper = sm90::on_hopper();
+  if (!on_hopper) return 0;
+  const size_t slots = sm90::Schedule::slots(sm90::n_blocks(machine));
+  return slots * (sm90::kPartialFloats * sizeof(float) + sm90::kRows * sizeof(float2));
+}
+
+void sm90_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream) {
+  const int blocks = sm90::n_blocks(machine);
+  const auto kernel = p.q_dtype == DType::kBF16 ? sm90::verify_attention_kernel<device::Bf16>
+                                                : sm90::verify_attention_kernel<device::Fp16>;
+  KDT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(sizeof(sm90::Shared))));
+  // Thread blocks wait for each other's parts, so all of them must be resident.
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(sm90::kThreads);
+  config.dynamicSmemBytes = sizeof(sm90::Shared);
+  config.stream = static_cast<cudaStream_t>(stream.handle);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  KDT_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, sm90::make_args(p, blocks)));
+}
+
+}  // namespace kdt::cuda

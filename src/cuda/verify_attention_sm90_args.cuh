@@ -1,0 +1,74 @@
+// What the wgmma attention kernel is launched with, and its shared memory.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/device/mbarrier.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "cuda/verify_attention_sm90_schedule.cuh"
+
+namespace kdt::cuda::sm90 {
+
+using namespace device;
+
+inline constexpr int kLatent = 512;
+inline constexpr int kWidth = 576;               // latent + rope
+inline constexpr int kWidthTiles = kWidth / 64;  // the last one is the rope part
+inline constexpr int kRopeTile = kWidthTiles - 1;
+inline constexpr int kConsumerThreads = 256;             // two warpgroups
+inline constexpr int kThreads = kConsumerThreads + 128;  // and the producer's
+inline constexpr int kPartialFloats = kRows * kLatent;
+
+enum class OutType : int32_t { kF32, kBF16, kF16 };
+
+struct Args {
+  CUtensorMap q_map;      // [R * H, 576]
+  CUtensorMap pages_map;  // [n_pages * 64, 576]
+  CUtensorMap tail_map;   // [R, 576]
+  BatchLengths lengths;
+  const int32_t* row_offset;
+  const int32_t* block_table;
+  const uint64_t* ancestors;
+  void* out;
+  float* lse;
+  float* partial_out;     // [slots, 64 * 512], accumulators in fragment order
+  float2* partial_stats;  // [slots, 64]: exponent reference and sum of the row
+  uint32_t* counters;  // [blocks, 2]: parts stored, parts that saw them all; zero between launches
+  int32_t max_blocks, n_words;
+  OutType out_type;
+  float scale_log2;  // scale * log2(e)
+};
+
+// A job of the consumers, as the producer hands it over.
+struct Job {
+  enum Kind : int32_t { kAttend, kCombine, kEnd };
+  Segment segment;
+  int32_t kind;
+  int32_t row_offset, n_nodes, prefix_len;
+};
+
+// The value of lane 0, which the compiler then knows to be the same in all lanes.
+__device__ __forceinline__ int uniform(int value) {
+  return __shfl_sync(0xffffffffu, value, 0);
+}
+
+struct Shared {
+  uint8_t q[kWidthTiles][kTileBytes];
+  uint8_t k[2][kWidthTiles][kTileBytes];
+  uint8_t p[kTileBytes];
+  MBarrier q_full[kWidthTiles], q_empty;
+  MBarrier k_full[2][kWidthTiles];
+  // The pairs of latent tiles of a slot and its rope tile are emptied, and filled again, one by
+  // one.
+  MBarrier pair_empty[2][4], rope_empty[2];
+  MBarrier p_full[2];  // by the warpgroup that made it
+  MBarrier job_full[2], job_empty[2];
+  Job job[2];
+  float reference[kRows];  // exponent references of the rows of p
+  float sum[2][2][kRows];  // by segment parity and warpgroup
+};
+static_assert(sizeof(Shared) <= 227 * 1024);
+
+}  // namespace kdt::cuda::sm90

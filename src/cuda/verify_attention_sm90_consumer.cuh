@@ -1,0 +1,268 @@
+// The two consumer warpgroups of the wgmma attention kernel. Both keep half of the output columns
+// of the same 64 rows (64 x 256 accumulators each). Key blocks belong to them alternately: the
+// owner computes the scores and probabilities of a block, both multiply the probabilities with
+// their half of the block's values, the owner from registers, the other from shared memory.
+//
+// Products of the block before go between the scores of a block: before the last tiles, so that the
+// slot of the block before is refilled while the scores still need this one's, and after the first
+// ones, which are there early. The two warpgroups run half a period apart.
+#pragma once
+
+#include "cuda/device/tma.cuh"
+#include "cuda/verify_attention_sm90_mask.cuh"
+#include "cuda/verify_attention_sm90_store.cuh"
+
+namespace kdt::cuda::sm90 {
+
+// A row's exponent reference moves only when its maximum is 2^8 above it: the accumulators are
+// seldom rescaled and every result is the same up to rounding.
+inline constexpr float kReferenceSlack = 8.0f;
+// Tiles of the scores that go before the products of the block before.
+inline constexpr int kTilesAhead = 7;
+
+// One object does one segment: number `n_segments` of this thread block, its key blocks number
+// `n_blocks` and following.
+template <typename Element>
+class SegmentConsumer {
+ public:
+  __device__ __forceinline__ SegmentConsumer(const Args& args, Shared& shared, const Job& job,
+                                             int n_segments, int n_blocks)
+      : args_(args),
+        shared_(shared),
+        job_(job),
+        group_(uniform(threadIdx.x / 128)),
+        lane_(threadIdx.x % 32),
+        row_(threadIdx.x / 32 % 4 * 16 + lane_ / 4),
+        block_(n_blocks),
+        segment_(n_segments) {}
+
+  // The segment's key blocks, then its result.
+  __device__ __forceinline__ void run() {
+    const int n = job_.segment.n_blocks;
+    for (int i = (block_ + group_) & 1; i < n; i += 2) {
+      const RowWords words = row_words(args_, job_, row_, job_.segment.first_block + i);
+      wgmma_touch(s_);
+      scores<0, kTilesAhead>(i);
+      if (i > 0) products_of_other(i - 1);
+      scores<kTilesAhead, kWidthTiles>(i);
+      if (i > 0) {
+        wgmma_wait<1>();
+        wgmma_touch(o_);
+        release_values(1 - group_);
+      }
+      wgmma_wait<0>();
+      wgmma_touch(s_);
+      arrive(&shared_.rope_empty[group_]);
+      softmax(i, words);
+      products_of_own(i);
+    }
+    if (n > 0 && ((block_ + n - 1 + group_) & 1) != 0) {
+      products_of_other(n - 1);
+      wait_for_products();
+      release_values(1 - group_);
+    }
+    arrive(&shared_.q_empty);
+    store_segment(args_, shared_, job_, segment_, row_, o_, reference_, sum_);
+  }
+
+ private:
+  __device__ __forceinline__ void group_sync() {
+    asm volatile("bar.sync %0, 128;" ::"r"(2 + group_) : "memory");
+  }
+
+  // One arrival per warp, after all its lanes.
+  __device__ __forceinline__ void arrive(MBarrier* barrier) {
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(barrier);
+  }
+
+  // Starts s = q k^T of block i over some of the tiles, in the order in which the slot was
+  // refilled.
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void scores(int i) {
+    const int block = block_ + i;
+    const uint32_t parity = block >> 1 & 1;
+#pragma unroll
+    for (int j = kFirst; j < kEnd; ++j) {
+      const int tile = j == 0 ? kRopeTile : (j - 1) ^ (group_ * 4);
+      if (i < 2) mbarrier_wait(&shared_.q_full[tile], segment_ & 1);
+      mbarrier_wait(&shared_.k_full[group_][tile], parity);
+      wgmma_fence();
+      const uint64_t q = row_major_descriptor(shared_.q[tile]);
+      const uint64_t k = row_major_descriptor(shared_.k[group_][tile]);
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        wgmma_64x64<Element>(s_, advance(q, 32 * step), advance(k, 32 * step), j + step > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Starts o += p v of block i, which the other warpgroup owns.
+  __device__ __forceinline__ void products_of_other(int i) {
+    const int block = block_ + i, slot = 1 - group_;
+    mbarrier_wait(&shared_.p_full[slot], block >> 1 & 1);
+    const float reference[2] = {shared_.reference[row_], shared_.reference[row_ + 8]};
+    if (i > 0 && __any_sync(0xffffffffu, moves(reference))) {
+      wgmma_wait<0>();
+      rescale(reference);
+    }
+    reference_[0] = reference[0];
+    reference_[1] = reference[1];
+    clear_missing_values(i, slot);
+    const uint64_t p = row_major_descriptor(shared_.p);
+    const uint64_t v = column_major_descriptor(shared_.k[slot][4 * group_]);
+    wgmma_touch(o_);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      wgmma_64x256<Element>(o_, advance(p, 32 * step), advance(v, 2048 * step), i + step > 0);
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ bool moves(const float (&reference)[2]) const {
+    return reference[0] != reference_[0] || reference[1] != reference_[1];
+  }
+
+  // Turns scores into probabilities p_ relative to the new references.
+  __device__ __forceinline__ void softmax(int i, RowWords words) {
+    const uint64_t all = ~uint64_t{0};
+    if (__any_sync(0xffffffffu, words.a != all || words.b != all)) mask(words);
+    float most[2] = {kNegativeInfinity, kNegativeInfinity};
+#pragma unroll
+    for (int j = 0; j < 32; j += 4) {
+      most[0] = fmaxf(most[0], fmaxf(s_[j], s_[j + 1]));
+      most[1] = fmaxf(most[1], fmaxf(s_[j + 2], s_[j + 3]));
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 1));
+      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 2));
+      most[r] *= args_.scale_log2;
+      next_[r] = most[r] > reference_[r] + kReferenceSlack ? most[r] : reference_[r];
+    }
+    const float base[2] = {next_[0] == kNegativeInfinity ? 0.0f : next_[0],
+                           next_[1] == kNegativeInfinity ? 0.0f : next_[1]};
+    new_sum_[0] = new_sum_[1] = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 32; j += 2) {
+      const int r = j / 2 & 1;
+      const float x = exp2_fast(fmaf(s_[j], args_.scale_log2, -base[r]));
+      const float y = exp2_fast(fmaf(s_[j + 1], args_.scale_log2, -base[r]));
+      new_sum_[r] += x + y;
+      p_[j / 2] = pack<Element>(x, y);
+    }
+  }
+
+  static __device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+
+  __device__ __forceinline__ void mask(RowWords words) {
+    const int shift = lane_ % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const auto a = static_cast<uint32_t>(words.a >> (8 * j)) >> shift;
+      const auto b = static_cast<uint32_t>(words.b >> (8 * j)) >> shift;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if ((a >> e & 1) == 0) s_[4 * j + e] = kNegativeInfinity;
+        if ((b >> e & 1) == 0) s_[4 * j + 2 + e] = kNegativeInfinity;
+      }
+    }
+  }
+
+  // Publishes p_ of block i and does o += p v with it.
+  __device__ __forceinline__ void products_of_own(int i) {
+    group_sync();  // all warps have read the probabilities that are overwritten now
+    if (i > 0 && __any_sync(0xffffffffu, moves(next_))) rescale(next_);
+    reference_[0] = next_[0];
+    reference_[1] = next_[1];
+    sum_[0] += new_sum_[0];
+    sum_[1] += new_sum_[1];
+    publish();
+    clear_missing_values(i, group_);
+    const uint64_t v = column_major_descriptor(shared_.k[group_][4 * group_]);
+    wgmma_touch(o_);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      wgmma_64x256<Element>(o_, p_ + 4 * step, advance(v, 2048 * step), i + step > 0);
+    wgmma_commit();
+    wait_for_products();
+    release_values(group_);
+  }
+
+  __device__ __forceinline__ void wait_for_products() {
+    wgmma_wait<0>();
+    wgmma_touch(o_);
+  }
+
+  // Lets the producer refill this warpgroup's values of a slot.
+  __device__ __forceinline__ void release_values(int slot) {
+    __syncwarp();
+    if (lane_ < 2) mbarrier_arrive(&shared_.pair_empty[slot][2 * group_ + lane_]);
+  }
+
+  __device__ __forceinline__ void publish() {
+    const int row = threadIdx.x / 32 % 4 * 16 + lane_ % 16;
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const int chunk = 2 * step + lane_ / 16;
+      store_matrix(shared_address(shared_.p) + row * 128 + ((chunk ^ (row & 7)) << 4),
+                   p_ + 4 * step);
+    }
+    if (lane_ % 4 == 0) {
+      shared_.reference[row_] = reference_[0];
+      shared_.reference[row_ + 8] = reference_[1];
+    }
+    fence_proxy_async();
+    arrive(&shared_.p_full[group_]);
+  }
+
+  __device__ __forceinline__ void rescale(const float (&reference)[2]) {
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      factor[r] = reference[r] == reference_[r] ? 1.0f : exp2f(reference_[r] - reference[r]);
+      sum_[r] *= factor[r];
+    }
+#pragma unroll
+    for (int j = 0; j < 128; j += 4) {
+      o_[j] *= factor[0];
+      o_[j + 1] *= factor[0];
+      o_[j + 2] *= factor[1];
+      o_[j + 3] *= factor[1];
+    }
+  }
+
+  // Keys that do not exist have probability 0, but what lies in their rows may be NaN: zeroes them
+  // in this warpgroup's half.
+  __device__ __forceinline__ void clear_missing_values(int i, int slot) {
+    const int valid = valid_keys(job_, job_.segment.first_block + i);
+    if (valid == kKeys) return;
+    const int thread = threadIdx.x % 128;
+    for (int chunk = valid * 8 + thread; chunk < kKeys * 8; chunk += 128) {
+#pragma unroll
+      for (int tile = 0; tile < 4; ++tile)
+        *reinterpret_cast<uint4*>(shared_.k[slot][4 * group_ + tile] + chunk * 16) = uint4{};
+    }
+    fence_proxy_async();
+    group_sync();
+  }
+
+  const Args& args_;
+  Shared& shared_;
+  const Job& job_;
+  const int group_, lane_, row_;  // rows of the fragment: row_ and row_ + 8
+  const int block_, segment_;
+  float o_[128];    // accumulators
+  float s_[32];     // scores
+  uint32_t p_[16];  // probabilities as A fragments
+  // Per row: exponent reference and sum, and those that the block in work brings.
+  float reference_[2] = {kNegativeInfinity, kNegativeInfinity}, sum_[2] = {0.0f, 0.0f};
+  float next_[2], new_sum_[2];
+};
+
+}  // namespace kdt::cuda::sm90

@@ -1,0 +1,43 @@
+// Which keys of a key block the rows of the wgmma attention kernel see.
+#pragma once
+
+#include "cuda/verify_attention_sm90_args.cuh"
+
+namespace kdt::cuda::sm90 {
+
+struct RowWords {  // bit i = key i of the block, of two rows
+  uint64_t a, b;
+};
+
+__device__ __forceinline__ int prefix_blocks(const Job& job) {
+  return (job.prefix_len + kKeys - 1) / kKeys;
+}
+
+// How many of a key block's keys exist.
+__device__ __forceinline__ int valid_keys(const Job& job, int key_block) {
+  const int tail = key_block - prefix_blocks(job);
+  const int n = tail < 0 ? job.prefix_len - key_block * kKeys : job.n_nodes - tail * kKeys;
+  return n < kKeys ? n : kKeys;
+}
+
+__device__ __forceinline__ uint64_t tail_word(const Args& args, const Job& job, int row, int tail) {
+  const int node = (job.segment.item * kRows + row) / args.lengths.n_heads;
+  if (node >= job.n_nodes) return 0;
+  if (args.ancestors == nullptr) {
+    const int last = node - tail * kKeys;
+    return last < 0 ? 0 : last >= 63 ? ~uint64_t{0} : (uint64_t{2} << last) - 1;
+  }
+  return __ldg(args.ancestors + (int64_t{job.row_offset} + node) * args.n_words + tail);
+}
+
+// The keys of a block that rows `row` and `row` + 8 of the item see.
+__device__ __forceinline__ RowWords row_words(const Args& args, const Job& job, int row,
+                                              int key_block) {
+  const int valid = valid_keys(job, key_block);
+  const uint64_t exist = valid >= 64 ? ~uint64_t{0} : (uint64_t{1} << valid) - 1;
+  const int tail = key_block - prefix_blocks(job);
+  if (tail < 0) return {exist, exist};
+  return {tail_word(args, job, row, tail) & exist, tail_word(args, job, row + 8, tail) & exist};
+}
+
+}  // namespace kdt::cuda::sm90

@@ -1,0 +1,73 @@
+// Storing what a consumer warpgroup of the wgmma attention kernel has computed.
+#pragma once
+
+#include "cuda/verify_attention_sm90_combine.cuh"
+
+namespace kdt::cuda::sm90 {
+
+__device__ __forceinline__ void store_part(const Args& args, const Segment& s, int row,
+                                           const float (&o)[128], const float (&reference)[2],
+                                           const float (&total)[2]) {
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
+  const int slot = s.slot(s.part);
+  float* out = args.partial_out + int64_t{slot} * kPartialFloats +
+               (group * 32 * 128 + threadIdx.x % 128) * 4;
+#pragma unroll
+  for (int j = 0; j < 32; ++j) {
+    *reinterpret_cast<float4*>(out + j * 128 * 4) =
+        make_float4(o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]);
+  }
+  if (group == 0 && lane % 4 == 0) {
+    float2* stats = args.partial_stats + int64_t{slot} * kRows + row;
+    stats[0] = make_float2(reference[0], total[0]);
+    stats[8] = make_float2(reference[1], total[1]);
+  }
+  __threadfence();
+  consumers_sync();
+  if (threadIdx.x == 0) atomicAdd(args.counters + 2 * s.owner, 1u);
+}
+
+// The result of segment number `segment` of the block: the item's if it is the only part, or a part
+// in the workspace. The thread has the accumulators `o` of rows `row` and `row` + 8, their exponent
+// references and its share of their sums.
+__device__ __forceinline__ void store_segment(const Args& args, Shared& shared, const Job& job,
+                                              int segment, int row, const float (&o)[128],
+                                              const float (&reference)[2], float (&sum)[2]) {
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
+  const Segment& s = job.segment;
+  float total[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+    if (lane % 4 == 0) shared.sum[segment & 1][group][row + 8 * r] = sum[r];
+  }
+  consumers_sync();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    total[r] = shared.sum[segment & 1][0][row + 8 * r] + shared.sum[segment & 1][1][row + 8 * r];
+  }
+  if (s.n_parts > 1) {
+    store_part(args, s, row, o, reference, total);
+    return;
+  }
+  const float inverse[2] = {total[0] == 0.0f ? 0.0f : 1.0f / total[0],
+                            total[1] == 0.0f ? 0.0f : 1.0f / total[1]};
+  const int n_heads = args.lengths.n_heads;
+  const int64_t item_row = int64_t{s.item} * kRows + row;
+  const int64_t n_rows = int64_t{job.n_nodes} * n_heads;
+  const int64_t out_row = int64_t{job.row_offset} * n_heads + item_row;
+  const int column = 256 * group + lane % 4 * 2;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (item_row + 8 * r >= n_rows) continue;
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      store_pair(args, out_row + 8 * r, column + 8 * j, o[4 * j + 2 * r] * inverse[r],
+                 o[4 * j + 2 * r + 1] * inverse[r]);
+    }
+    if (group == 0 && lane % 4 == 0) args.lse[out_row + 8 * r] = row_lse(reference[r], total[r]);
+  }
+}
+
+}  // namespace kdt::cuda::sm90
