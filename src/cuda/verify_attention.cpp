@@ -70,9 +70,7 @@ size_t verify_attention_workspace(const VerifyAttentionParams& largest) {
 }
 
 void verify_attention(const VerifyAttentionParams& p, Stream stream) {
-  if (has_work(p) && sm90_supports(p, this_machine()))
-    sm90(p, stream);
-  else if (has_work(p) && mma_supports(p, this_machine()))
+  if (has_work(p) && mma_supports(p, this_machine()))
     mma(p, stream);
   else
     simt(p, stream);
