@@ -237,19 +237,32 @@ class SegmentConsumer {
     }
   }
 
-  // Keys that do not exist have probability 0, but what lies in their rows may be NaN: zeroes them
-  // in this warpgroup's half.
+  // Values of probability 0 must not be NaN or infinite: zeroes those of keys that do not exist,
+  // and of the tail, where rows see different keys. (Rows that see such a key have NaN
+  // probabilities, made of its scores.) In this warpgroup's half.
   __device__ __forceinline__ void clear_missing_values(int i, int slot) {
-    const int valid = valid_keys(job_, job_.segment.first_block + i);
-    if (valid == kKeys) return;
-    const int thread = threadIdx.x % 128;
-    for (int chunk = valid * 8 + thread; chunk < kKeys * 8; chunk += 128) {
+    const int key_block = job_.segment.first_block + i;
+    const int valid = valid_keys(job_, key_block);
+    const bool in_tail = key_block >= prefix_blocks(job_);
+    if (valid == kKeys && !in_tail) return;
+    for (int chunk = threadIdx.x % 128 + (in_tail ? 0 : valid * 8); chunk < kKeys * 8;
+         chunk += 128) {
 #pragma unroll
-      for (int tile = 0; tile < 4; ++tile)
-        *reinterpret_cast<uint4*>(shared_.k[slot][4 * group_ + tile] + chunk * 16) = uint4{};
+      for (int tile = 0; tile < 4; ++tile) {
+        auto* values = reinterpret_cast<uint4*>(shared_.k[slot][4 * group_ + tile] + chunk * 16);
+        if (chunk >= valid * 8 || !finite(*values)) *values = uint4{};
+      }
     }
     fence_proxy_async();
     group_sync();
+  }
+
+  static __device__ __forceinline__ bool finite(uint4 v) {
+    constexpr uint32_t kLow = __is_same(Element, Bf16) ? 0x7f80 : 0x7c00, kHigh = kLow << 16;
+    bool all = true;
+    for (const uint32_t x : {v.x, v.y, v.z, v.w})
+      all = all && (x & kLow) != kLow && (x & kHigh) != kHigh;
+    return all;
   }
 
   const Args& args_;
