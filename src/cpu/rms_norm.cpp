@@ -30,7 +30,9 @@ float sum_of_squares(const float* x, int64_t dim) {
 
 void normalize(const float* x, const float* weight, float* y, int64_t dim, float eps) {
   const float mean = sum_of_squares(x, dim) / static_cast<float>(dim);
-  const f32x16 scale = broadcast(1.0f / std::sqrt(mean + eps));
+  // Dividing by infinity would turn an overflowing row into zeros that look like an answer.
+  const float norm = std::isinf(mean) ? NAN : 1.0f / std::sqrt(mean + eps);
+  const f32x16 scale = broadcast(norm);
   int64_t i = 0;
   for (; i + kLanes <= dim; i += kLanes) {
     store(y + i, mul(mul(load(x + i), scale), load(weight + i)));

@@ -1,5 +1,5 @@
 // rms_norm: y = x * rsqrt(mean(x^2) + eps) * weight, per row of `dim` elements (Zhang & Sennrich
-// 2019, arXiv 1910.07467).
+// 2019, arXiv 1910.07467). A row whose mean square overflows gives NaN.
 #pragma once
 
 #include <cstdint>

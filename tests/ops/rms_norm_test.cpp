@@ -97,6 +97,19 @@ TEST(RmsNorm, InPlace) {
   EXPECT_EQ(in_place, y);
 }
 
+TEST(RmsNorm, AnOverflowingRowIsNotZeros) {
+  const std::vector<float> x(20, 3e38f), weight(20, 1.0f);
+  std::vector<float> y(20, kPoison);
+  rms_norm(cpu_backend(), {.x = x.data(),
+                           .weight = weight.data(),
+                           .y = y.data(),
+                           .n_rows = 1,
+                           .dim = 20,
+                           .x_row_stride = 20,
+                           .y_row_stride = 20});
+  for (const float value : y) EXPECT_TRUE(std::isnan(value));
+}
+
 TEST(RmsNorm, RefusesBadArguments) {
   std::vector<float> x(2 * 24), weight(8);
   const auto refuse = [&](const std::string& part, auto change) {
