@@ -270,16 +270,26 @@ def test_numbers_that_overflow(target):
     embedding[2] = embedding[2][: 7 * row] + huge * (row // 2) + embedding[2][8 * row :]
     file.save()
     pair = ["--model", target, "--draft", DRAFT, "--max-tokens", "4"]
-    assert_fails(run(*pair, "--prompt-ids", "1,7,3"), "drafter's logits")
+    assert_fails(run(*pair, "--prompt-ids", "1,7,3"), "model's logits")
     both = run(*pair, "--prompt-ids", "1,2,3", "--prompt-ids", "1,7,3")
     assert both.returncode == 1 and b"prompt 2" in both.stderr
     good, bad = json.loads(both.stdout)
     assert good["token_ids"] == generate(*pair, "--prompt-ids", "1,2,3")["token_ids"]
-    assert bad["finish_reason"] == "error" and "drafter's logits" in bad["error"]
+    assert bad["finish_reason"] == "error" and "model's logits" in bad["error"]
 
     head[2] = huge * (len(head[2]) // 2)
     file.save()
     assert_fails(run(*pair, "--prompt-ids", "1,2,3"), "model's logits")
+
+
+def test_drafter_that_overflows(drafter):
+    """Finite weights whose features overflow: the error names the drafter."""
+
+    def spoil(file):
+        file.entries["fc.weight"][2] = b"\x7f\x7f" * (len(file.entries["fc.weight"][2]) // 2)
+
+    edit_weights(drafter, spoil)
+    assert_fails(run_pair(MODEL, drafter), "drafter's logits")
 
 
 # Configs.
