@@ -158,6 +158,7 @@ LinearWeight pack_linear(std::span<const LinearSource> groups) {
       ok = false;
     }
   });
+  release_threads();
   if (!ok) {
     deallocate(w.data, w.bytes);
     throw_error(ErrorCode::kNumeric,

@@ -20,6 +20,12 @@ inline int max_threads() {
 inline int thread_index() {
   return omp_get_thread_num();
 }
+// Ends the threads that parallel_for keeps for the calling thread. Each thread that calls it has
+// its own, and where all together outnumber the cores, libgomp puts them to sleep at every barrier:
+// a thread that only loads weights would make the decoding thread twice as slow.
+inline void release_threads() {
+  omp_pause_resource(omp_pause_soft, omp_get_initial_device());
+}
 #else
 inline int max_threads() {
   return 1;
@@ -27,6 +33,7 @@ inline int max_threads() {
 inline int thread_index() {
   return 0;
 }
+inline void release_threads() {}
 #endif
 
 // body(i) for every i in [0, n), in any order; serial when `worth_threads` is false. body must not
