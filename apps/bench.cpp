@@ -2,15 +2,25 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <thread>
 
 #include "apps/bench_cases.h"
 #include "apps/commands.h"
+#include "apps/gpu_bench.h"
 #include "apps/interrupt.h"
 
 namespace kdt::apps {
 namespace {
+
+// Every backend's, each once.
+std::vector<std::string> op_names() {
+  std::vector<std::string> names = bench_op_names();
+  for (const std::string& name : gpu_bench_names())
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  return names;
+}
 
 struct BenchFlags {
   BenchOptions options;
@@ -34,11 +44,20 @@ void add_flags(CLI::App& app, BenchFlags* flags) {
       ->check(not_empty());
   add_threads_flag(app, &o.threads);
 
+  app.add_option("--backend", o.backend, "Whose ops: cpu, or the kernels of a GPU, cuda")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
+      ->capture_default_str()
+      ->group("Ops");
+  app.add_option("--csv-dir", o.csv_dir, "Of --backend cuda: write one CSV file per table here")
+      ->type_name("DIR")
+      ->check(not_empty())
+      ->group("Ops");
   app.add_option("--op", o.ops, "Only this op; repeat for more")
       ->type_name("NAME")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->check(CLI::IsMember(bench_op_names()).description(""))
+      ->check(CLI::IsMember(op_names()).description(""))
       ->group("Ops");
   app.add_option("--min-time", o.min_time, "Seconds of measuring per op and shape")
       ->type_name("S")
@@ -66,19 +85,33 @@ void add_flags(CLI::App& app, BenchFlags* flags) {
       "Examples:\n"
       "  kdtree bench                                  every op, against this machine's roof\n"
       "  kdtree bench --op linear --op moe_experts --csv ops.csv\n"
+      "  kdtree bench --backend cuda --op verify_attention --csv-dir results   on the GPU\n"
       "  kdtree bench --decode --model models/tiny-k2 --draft models/tiny-k2-dflash \\\n"
       "      --prompt 'def main():'                    speed and acceptance length by budget\n"
       "  kdtree bench --profile --model models/tiny-k2 --draft models/tiny-k2-dflash \\\n"
       "      --budget 32 --prompt 'def main():'        where a round's time goes\n");
 }
 
+int run_op_bench(const BenchOptions& o) {
+  const bool cuda = o.backend == "cuda";
+  const std::vector<std::string> known = cuda ? gpu_bench_names() : bench_op_names();
+  for (const std::string& op : o.ops)
+    if (std::find(known.begin(), known.end(), op) == known.end())
+      throw UsageError(
+          fmt::format("--op {}: --backend {} measures {}", op, o.backend, fmt::join(known, ", ")));
+  if (o.prompts.any()) throw UsageError("a prompt is for --decode or --profile");
+  if (cuda && !o.csv.empty()) throw UsageError("--backend cuda writes its files to --csv-dir");
+  if (cuda && !o.model_dir.empty()) throw UsageError("--backend cuda takes no --model");
+  if (!cuda && !o.csv_dir.empty()) throw UsageError("--csv-dir is for --backend cuda");
+  return cuda ? bench_cuda(o) : bench_ops(o);
+}
+
 int run_bench(const BenchFlags& flags) {
   const BenchOptions& o = flags.options;
   set_cpu_threads(o.threads);
-  if (!flags.decode && !flags.profile) {
-    if (o.prompts.any()) throw UsageError("a prompt is for --decode or --profile");
-    return bench_ops(o);
-  }
+  if (!flags.decode && !flags.profile) return run_op_bench(o);
+  if (o.backend == "cuda")
+    throw UsageError("--backend cuda measures ops; --decode and --profile run on the CPU");
   if (flags.decode && flags.profile) throw UsageError("--decode and --profile exclude each other");
   if (o.model_dir.empty())
     throw UsageError(fmt::format("{} needs --model DIR", flags.decode ? "--decode" : "--profile"));

@@ -75,9 +75,8 @@ void BenchTable::row(const std::vector<std::string>& cells) {
 
 void BenchTable::save(const RunInfo& info) const {
   if (csv_path_.empty()) return;
-  std::string text = fmt::format(
-      "# kdtree bench, commit {}, {}\n# cpu: {}; threads used: {}; load average at the end: {}\n",
-      KDT_COMMIT, utc_now(), cpu_name(), info.threads, load_average());
+  std::string text = fmt::format("# {}\n# cpu: {}; threads used: {}; load average at the end: {}\n",
+                                 bench_origin(), cpu_name(), info.threads, load_average());
   text += fmt::format("# {}\n# method: {}\n", info.subject, info.method);
   std::vector<std::string> names;
   for (const Column& column : columns_) names.push_back(column.name);
@@ -86,6 +85,10 @@ void BenchTable::save(const RunInfo& info) const {
   AtomicFile file(csv_path_);
   file.write(text.data(), text.size());
   file.commit();
+}
+
+std::string bench_origin() {
+  return fmt::format("kdtree bench, commit {}, {}", KDT_COMMIT, utc_now());
 }
 
 double median(std::vector<double> values) {

@@ -37,6 +37,9 @@ class BenchTable {
   std::string csv_path_;
 };
 
+// Commit and time, for the first line of a CSV file.
+std::string bench_origin();
+
 double median(std::vector<double> values);  // of at least one
 
 }  // namespace kdt::apps

@@ -1,32 +1,79 @@
 #include "apps/gpu_bench.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
+#include "apps/bench.h"
+#include "apps/bench_table.h"
+#include "apps/commands.h"
+#include "apps/output.h"
 #include "base/dtype.h"
 #include "base/error.h"
 
 namespace kdt::apps {
+namespace {
+
+struct GpuBench {
+  const char* op;
+  void (*run)(const Backend&, const GpuBenchOptions&);
+};
+
+constexpr GpuBench kBenches[] = {
+    {"tree_build", bench_tree_build},
+    {"tree_accept", bench_tree_accept},
+    {"kv_commit", bench_kv_commit},
+    {"lse_merge", bench_lse_merge},
+    {"verify_attention", bench_verify_attention},
+    {"verify_attention_variants", bench_verify_attention_variants},
+};
+
+bool is_wanted(const BenchOptions& o, const char* op) {
+  return o.ops.empty() || std::find(o.ops.begin(), o.ops.end(), op) != o.ops.end();
+}
+
+}  // namespace
+
+std::vector<std::string> gpu_bench_names() {
+  std::vector<std::string> names;
+  for (const GpuBench& bench : kBenches) names.push_back(bench.op);
+  return names;
+}
+
+int bench_cuda(const BenchOptions& o) {
+  const Backend* backend = cuda_backend();
+  if (!backend)
+    throw_error(ErrorCode::kUnsupported,
+                "--backend cuda: no GPU in this machine, or no CUDA in this build (`make cuda` "
+                "makes one that has it)");
+  const GpuBenchOptions options = {
+      .out_dir = o.csv_dir, .note = fmt::format("{}, {}", bench_origin(), backend->describe())};
+  if (!o.csv_dir.empty()) std::filesystem::create_directories(o.csv_dir);
+  write_out(options.note + "\n");
+  for (const GpuBench& bench : kBenches)
+    if (is_wanted(o, bench.op)) bench.run(*backend, options);
+  return 0;
+}
 
 CsvFile::CsvFile(const GpuBenchOptions& options, const std::string& name,
-                 const std::string& columns)
-    : path_(options.out_dir + "/" + name) {
-  std::filesystem::create_directories(options.out_dir);
-  file_ = std::fopen(path_.c_str(), "w");
-  if (!file_) throw_error(ErrorCode::kIo, "{}: cannot be written", path_);
+                 const std::string& columns) {
+  write_out(fmt::format("{}: {}\n", name, columns));
+  if (options.out_dir.empty()) return;
+  const std::filesystem::path path = std::filesystem::path(options.out_dir) / name;
+  file_ = std::fopen(path.c_str(), "w");
+  if (!file_) throw_error(ErrorCode::kIo, "{}: cannot be written", path.string());
   fmt::print(file_, "# {}\n{}\n", options.note, columns);
-  fmt::print("{}: {}\n", name, columns);
 }
 
 CsvFile::~CsvFile() {
-  std::fclose(file_);
+  if (file_) std::fclose(file_);
 }
 
 void CsvFile::row(const std::string& line) {
+  write_out(fmt::format("  {}\n", line));
+  if (!file_) return;
   fmt::print(file_, "{}\n", line);
-  fmt::print("  {}\n", line);
-  std::fflush(stdout);
+  std::fflush(file_);  // what was measured outlives an interrupted run
 }
 
 double gpu_us(const Backend& backend, const std::function<void(Stream)>& call) {

@@ -15,23 +15,23 @@
 namespace kdt::apps {
 
 struct GpuBenchOptions {
-  std::string out_dir;
-  std::string note;  // commit, date and GPU, for the files' first line
+  std::string out_dir;  // empty: stdout only
+  std::string note;     // commit, date and GPU, for the files' first line
 };
 
 class CsvFile {
  public:
-  // Creates out_dir/name with a comment line and the column names.
+  // Prints the column names; with an out_dir, creates out_dir/name with a comment line and the
+  // column names.
   CsvFile(const GpuBenchOptions& options, const std::string& name, const std::string& columns);
   ~CsvFile();
   CsvFile(const CsvFile&) = delete;
   CsvFile& operator=(const CsvFile&) = delete;
 
-  void row(const std::string& line);  // also to stdout
+  void row(const std::string& line);
 
  private:
-  std::string path_;
-  std::FILE* file_ = nullptr;
+  std::FILE* file_ = nullptr;  // null: stdout only
 };
 
 double gpu_us(const Backend& backend, const std::function<void(Stream)>& call);
@@ -75,6 +75,9 @@ class GpuData {
 // Ancestor words of `batch` best-first trees of budget + 1 nodes over random draft logits, request
 // after request.
 uint64_t* tree_ancestors(const Backend& backend, GpuData& data, int batch, int budget);
+
+// The --op names of --backend cuda.
+std::vector<std::string> gpu_bench_names();
 
 // One file each.
 void bench_tree_build(const Backend& backend, const GpuBenchOptions& options);

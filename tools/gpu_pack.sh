@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 rm -rf build/gpu
 mkdir -p build/gpu/lib
-for name in gpu_tests gpu_bench; do
+for name in gpu_tests kdtree; do
   strip -o build/gpu/$name build/cuda/$name
   ldd build/cuda/$name | awk '/=> \//{print $3}' | grep -vE '/lib(c|m|pthread|dl|rt)\.so' |
     xargs -I{} cp -L {} build/gpu/lib/

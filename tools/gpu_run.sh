@@ -36,9 +36,7 @@ for step in $steps; do
       done
       ;;
     bench)
-      note="commit $(git rev-parse --short HEAD 2>/dev/null || cat build/gpu/commit), $(date -u +%F)"
-      note+=", $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)"
-      $bin/gpu_bench --out "$out" --note "$note" 2>&1 | tee "$out/bench.log"
+      $bin/kdtree bench --backend cuda --csv-dir "$out" 2>&1 | tee "$out/bench.log"
       [ "${PIPESTATUS[0]}" -eq 0 ] || failed+=(bench)
       ;;
   esac

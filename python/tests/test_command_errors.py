@@ -77,6 +77,10 @@ USAGE = {
     "ids: beyond int": (["generate", *PAIR, "--prompt-ids", "99999999999"], "--prompt-ids"),
     "system without chat": (["generate", *PAIR, "--prompt", "x", "--system", "y"], "--chat"),
     "unknown op": (["bench", "--op", "frobnicate"], "--op", "frobnicate"),
+    "op of the other backend": (["bench", "--op", "verify_attention_variants"], "--op", "linear"),
+    "csv file of the GPU": (["bench", "--backend", "cuda", "--csv", "x"], "--csv-dir"),
+    "csv directory of the CPU": (["bench", "--csv-dir", "x"], "--csv-dir", "cuda"),
+    "decoding on the GPU": (["bench", "--backend", "cuda", "--decode", *PAIR, *IDS], "cuda"),
     "bench without model": (["bench", "--decode", "--prompt", "x"], "--model"),
     "bench without prompt": (["bench", "--profile", "--model", MODEL], "--prompt"),
     "bench with stray prompt": (["bench", "--prompt", "x"], "--decode"),
@@ -124,6 +128,11 @@ def test_missing_directories():
     assert_fails(run_pair(MODEL, "/nowhere"), "/nowhere")
     assert_fails(kdtree("inspect", "/nowhere"), "/nowhere")
     assert_fails(kdtree("bench", "--model", "/nowhere"), "/nowhere")
+
+
+def test_no_gpu():
+    run = kdtree("bench", "--backend", "cuda", "--op", "lse_merge")
+    assert_fails(run, "--backend cuda", "GPU", "make cuda")
 
 
 def test_models_in_each_others_place():

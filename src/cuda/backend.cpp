@@ -21,6 +21,7 @@ constexpr Backend kBackend = {
     .copy_out = cuda::copy_out,
     .copy = cuda::copy,
     .synchronize = cuda::synchronize,
+    .describe = cuda::describe,
     .time_cold = cuda::time_cold,
     .verify_attention_workspace = cuda::verify_attention_workspace,
     .verify_attention = cuda::verify_attention,

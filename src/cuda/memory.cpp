@@ -1,4 +1,4 @@
-// Device memory, copies, and the timing method of the benchmarks.
+// Device memory, copies, the device's name, and the timing method of the benchmarks.
 #include <algorithm>
 #include <vector>
 
@@ -52,6 +52,18 @@ void copy(void* to, const void* from, size_t bytes, Stream stream) {
 
 void synchronize(Stream stream) {
   KDT_CUDA_CHECK(cudaStreamSynchronize(native(stream)));
+}
+
+std::string describe() {
+  int device = 0, driver = 0;
+  cudaDeviceProp properties;
+  KDT_CUDA_CHECK(cudaGetDevice(&device));
+  KDT_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  KDT_CUDA_CHECK(cudaDriverGetVersion(&driver));
+  return std::string(properties.name) + " (sm_" + std::to_string(properties.major) +
+         std::to_string(properties.minor) + ", " + std::to_string(properties.multiProcessorCount) +
+         " multiprocessors), CUDA driver " + std::to_string(driver / 1000) + "." +
+         std::to_string(driver % 1000 / 10);
 }
 
 namespace {

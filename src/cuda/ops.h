@@ -14,6 +14,7 @@ void copy_in(void* device, const void* host, size_t bytes, Stream stream);
 void copy_out(void* host, const void* device, size_t bytes, Stream stream);
 void copy(void* to, const void* from, size_t bytes, Stream stream);
 void synchronize(Stream stream);
+std::string describe();
 double time_cold(const std::function<void(Stream)>& call, int n_warmups, int n_repeats);
 
 size_t verify_attention_workspace(const VerifyAttentionParams& largest);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "ops/draft_attention.h"
@@ -36,6 +37,9 @@ struct Backend {
   void (*copy_out)(void* host, const void* device, size_t bytes, Stream stream) = nullptr;
   void (*copy)(void* to, const void* from, size_t bytes, Stream stream) = nullptr;  // within
   void (*synchronize)(Stream stream) = nullptr;
+
+  // The device and its driver, for the headers of measurements. Null for the CPU.
+  std::string (*describe)() = nullptr;
 
   // Median microseconds of one `call`, which enqueues ops on the stream it is given: captured once,
   // replayed with cold caches. Null where the backend cannot replay.
