@@ -9,7 +9,7 @@
 #include "apps/bench_cases.h"
 #include "apps/commands.h"
 #include "apps/gpu_bench.h"
-#include "apps/interrupt.h"
+#include "base/atomic_file.h"
 
 namespace kdt::apps {
 namespace {
@@ -109,6 +109,7 @@ int run_op_bench(const BenchOptions& o) {
 int run_bench(const BenchFlags& flags) {
   const BenchOptions& o = flags.options;
   set_cpu_threads(o.threads);
+  if (!o.csv.empty()) const AtomicFile probe(o.csv);  // throws before hours of measuring
   if (!flags.decode && !flags.profile) return run_op_bench(o);
   if (o.backend == "cuda")
     throw UsageError("--backend cuda measures ops; --decode and --profile run on the CPU");

@@ -21,7 +21,7 @@ struct RunInfo {
 
 class BenchTable {
  public:
-  // Prints the header row. With a path, throws kIo now if a file cannot be made there.
+  // Prints the header row.
   BenchTable(std::vector<Column> columns, std::string csv_path);
 
   void row(const std::vector<std::string>& cells);

@@ -24,23 +24,33 @@ Command add_generate(CLI::App& app);
 Command add_inspect(CLI::App& app);
 Command add_bench(CLI::App& app);
 
-// A range check that says nothing in --help; the flag's text does. Not CLI::Range, which lets NaN
-// through.
-template <typename T>
-CLI::Validator in_range(T least, T most) {
-  return {[least, most](std::string& text) -> std::string {
+// A check that says nothing in --help; the flag's text does. `words` say what `holds` asks for.
+template <typename T, typename Predicate>
+CLI::Validator number_that(Predicate holds, std::string words) {
+  return {[holds, words](std::string& text) -> std::string {
             T value{};
-            if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most)
-              return {};
-            return fmt::format("{} is not a number from {} to {}", text.empty() ? "''" : text,
-                               least, most);
+            if (CLI::detail::lexical_cast(text, value) && holds(value)) return {};
+            return fmt::format("{} is not a number {}", text.empty() ? "''" : text, words);
           },
           ""};
+}
+
+// Not CLI::Range, which lets NaN through.
+template <typename T>
+CLI::Validator in_range(T least, T most) {
+  return number_that<T>([=](T value) { return value >= least && value <= most; },
+                        fmt::format("from {} to {}", least, most));
 }
 
 // Refuses the empty word that an unset shell variable leaves, which would otherwise mean zero.
 inline CLI::Validator not_empty() {
   return {[](std::string& text) { return std::string(text.empty() ? "the value is empty" : ""); },
+          ""};
+}
+
+// For flags, which the parser would give numbers and words: --json=3.
+inline CLI::Validator no_value() {
+  return {[](std::string& text) { return std::string(text == "true" ? "" : "takes no value"); },
           ""};
 }
 

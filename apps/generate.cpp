@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <optional>
@@ -141,6 +142,9 @@ int run_generate(const GenerateOptions& o) {
   check_prompts(o.prompts);
   set_cpu_threads(o.threads);
   const Mode mode = choose_mode(o);
+  if (o.show_tree && (o.json || mode.decode == DecodeMode::kPlain))
+    throw UsageError(o.json ? "--show-tree and --json exclude each other"
+                            : "--show-tree needs a tree: add --draft DIR, without --no-spec");
   int64_t context = checkpoint::load_target_config(o.model_dir).max_position_embeddings;
   if (o.context > 0) context = std::min<int64_t>(context, o.context);
   const std::optional<text::Tokenizer> loaded = load_tokenizer(o.prompts, o.model_dir);
@@ -190,7 +194,7 @@ void add_model_flags(CLI::App& app, GenerateOptions* o) {
                ->check(not_empty()));
   in_group(app.add_option("--context", o->context, "Context limit in tokens (default: the model's)")
                ->type_name("N")
-               ->check(not_empty()));
+               ->check(in_range(0, std::numeric_limits<int>::max())));
   const std::map<std::string, checkpoint::DraftAmplitude> amplitudes{
       {"auto", checkpoint::DraftAmplitude::kByRopeType},
       {"full", checkpoint::DraftAmplitude::kFullMscale},
@@ -200,9 +204,9 @@ void add_model_flags(CLI::App& app, GenerateOptions* o) {
                ->type_name("WORD")
                ->transform(CLI::Transformer(amplitudes).description(""))
                ->transform(CLI::IsMember(amplitudes).description("")));  // runs first, names all
-  in_group(app.add_flag("--draft-causal-sliding,!--no-draft-causal-sliding",
-                        o->conventions.causal_sliding_layers,
-                        "Whether sliding drafter layers are causal within a block (default: yes)"));
+  in_group(app.add_flag_callback(
+      "--no-draft-causal-sliding", [o] { o->conventions.causal_sliding_layers = false; },
+      "Let sliding drafter layers see all of their block"));
 }
 
 void add_decoding_flags(CLI::App& app, GenerateOptions* o) {
@@ -236,13 +240,17 @@ void add_sampling_flags(CLI::App& app, GenerateOptions* o) {
   const auto add = [&](const char* name, auto& value, const char* type, const char* help) {
     return app.add_option(name, value, help)
         ->type_name(type)
-        ->check(not_empty())
         ->group("Sampling (greedy without these; the same tokens in every mode)");
   };
-  add("--temperature", o->temperature, "T", "0: greedy (default 1 with another of these)");
-  add("--top-p", o->top_p, "P", "Keep the likeliest tokens up to this probability");
-  add("--top-k", o->top_k, "K", "Keep this many tokens, 0: all");
-  add("--min-p", o->min_p, "P", "Keep tokens at least this likely, relative to the best");
+  add("--temperature", o->temperature, "T", "0: greedy (default 1 with another of these)")
+      ->check(
+          number_that<float>([](float t) { return std::isfinite(t) && t >= 0; }, "of 0 or more"));
+  add("--top-p", o->top_p, "P", "Keep the likeliest tokens up to this probability")
+      ->check(number_that<float>([](float p) { return p > 0 && p <= 1; }, "above 0 and at most 1"));
+  add("--top-k", o->top_k, "K", "Keep this many tokens, 0: all")
+      ->check(in_range(0, std::numeric_limits<int>::max()));
+  add("--min-p", o->min_p, "P", "Keep tokens at least this likely, relative to the best")
+      ->check(number_that<float>([](float p) { return p >= 0 && p < 1; }, "from 0 to below 1"));
   add("--seed", o->seed, "S", "Seed of the sampler")->check(is_seed())->capture_default_str();
 }
 

@@ -102,7 +102,7 @@ std::string summary(const Run& run) {
 }
 
 std::string draw_tree(const Run& run, const text::Tokenizer* tokenizer, bool color) {
-  if (!run.tree) return "(no draft tree: plain decoding)\n";
+  if (!run.tree) return "(no draft tree: no round ran)\n";
   const auto label = [&](int32_t id) {
     return tokenizer ? std::string(tokenizer->decode(std::span(&id, 1))) : fmt::format("{}", id);
   };

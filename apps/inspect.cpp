@@ -28,9 +28,10 @@ int inspect_directory(const InspectOptions& o) {
 }
 
 int inspect_file(const InspectOptions& o) {
-  if (!kdtr::is_kdtr(o.path) && o.path.ends_with(".safetensors"))
+  if (std::filesystem::is_regular_file(o.path) && !kdtr::is_kdtr(o.path))
     throw_error(ErrorCode::kInvalidArgument,
-                "{}: inspect takes the directory of a checkpoint, not one of its files", o.path);
+                "{}: inspect takes the directory of a checkpoint or a KDTR file; this is neither",
+                o.path);
   const kdtr::Summary summary = kdtr::summarize(kdtr::Reader(o.path), o.verify);
   write_out(kdtr::to_text(summary));
   if (!summary.sound)

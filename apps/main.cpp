@@ -66,7 +66,10 @@ int main(int argc, char** argv) {
     // The chosen subcommand's callback leaves its command here.
     const size_t before = app.get_subcommands(nullptr).size();
     const Command chosen = adder(app);
-    app.get_subcommands(nullptr)[before]->callback([&command, chosen] { command = chosen; });
+    CLI::App* subcommand = app.get_subcommands(nullptr)[before];
+    subcommand->callback([&command, chosen] { command = chosen; });
+    for (CLI::Option* option : subcommand->get_options())
+      if (option->get_expected_max() == 0) option->check(no_value());
   };
   add(add_generate);
   add(add_inspect);

@@ -68,6 +68,22 @@ USAGE = {
     "empty temperature": (["generate", *PAIR, *IDS, "--temperature", ""], "--temperature"),
     "empty context": (["generate", *PAIR, *IDS, "--context", ""], "--context"),
     "empty drafter": (["generate", "--model", MODEL, *IDS, "--draft", ""], "--draft"),
+    "value for a flag": (["generate", *PAIR, *IDS, "--json=3"], "--json: takes no value"),
+    "false for a flag": (["bench", "--decode=false", *PAIR, *IDS], "--decode: takes no value"),
+    "negative temperature": (["generate", *PAIR, *IDS, "--temperature", "-1"], "--temperature: -1"),
+    "NaN temperature": (["generate", *PAIR, *IDS, "--temperature", "nan"], "--temperature: nan"),
+    "infinite temperature": (["generate", *PAIR, *IDS, "--temperature", "inf"], "--temperature"),
+    "top-p above 1": (["generate", *PAIR, *IDS, "--top-p", "1.5"], "--top-p: 1.5", "at most 1"),
+    "top-p 0": (["generate", *PAIR, *IDS, "--top-p", "0"], "--top-p", "above 0"),
+    "top-p that rounds to 0": (["generate", *PAIR, *IDS, "--top-p", "1e-60"], "--top-p"),
+    "NaN top-p": (["generate", *PAIR, *IDS, "--top-p", "nan"], "--top-p"),
+    "negative top-k": (["generate", *PAIR, *IDS, "--top-k", "-3"], "--top-k: -3"),
+    "top-k beyond int": (["generate", *PAIR, *IDS, "--top-k", "9" * 12], "--top-k", "999"),
+    "min-p 1": (["generate", *PAIR, *IDS, "--min-p", "1"], "--min-p: 1", "below 1"),
+    "negative context": (["generate", *PAIR, *IDS, "--context", "-5"], "--context: -5"),
+    "a tree of JSON": (["generate", *PAIR, *IDS, "--show-tree", "--json"], "--show-tree", "--json"),
+    "no tree to show": (["generate", *PAIR, *IDS, "--show-tree", "--no-spec"], "--show-tree"),
+    "no drafter's tree": (["generate", "--model", MODEL, *IDS, "--show-tree"], "--show-tree"),
     "NaN seconds": (["bench", "--op", "rope", "--min-time", "nan"], "--min-time", "nan"),
     "lines in a command": (["fro\nbnicate\x1b[31m"], "fro?bnicate?[31m"),
     "ids: words": (["generate", *PAIR, "--prompt-ids", "1,two,3"], "--prompt-ids", "two"),
@@ -101,18 +117,9 @@ REFUSED = {
     "prompt beyond the context": (["--prompt-ids", ",".join(["7"] * 5000)], "5000", "4096"),
     "prompt beyond a chosen context": ([*IDS, "--context", "3"], "3"),
     "context beyond the model's": ([*IDS, "--context", "5000"], "5000", "4096"),
-    "negative context": ([*IDS, "--context", "-5"], "-5"),
     "no such prompt file": (["--prompt-file", "/nowhere/prompt.txt"], "/nowhere/prompt.txt"),
     "lines in a file name": (["--prompt-file", "/no\nwhere\n\n\n.txt"], "/no?where???.txt"),
     "a directory as prompt file": (["--prompt-file", "/tmp"], "/tmp"),
-    "negative temperature": ([*IDS, "--temperature", "-1"], "temperature", "-1"),
-    "NaN temperature": ([*IDS, "--temperature", "nan"], "temperature", "nan"),
-    "infinite temperature": ([*IDS, "--temperature", "inf"], "temperature", "inf"),
-    "top-p above 1": ([*IDS, "--top-p", "1.5"], "top_p", "1.5"),
-    "top-p 0": ([*IDS, "--top-p", "0"], "top_p"),
-    "NaN top-p": ([*IDS, "--top-p", "nan"], "top_p"),
-    "negative top-k": ([*IDS, "--top-k", "-3"], "top_k", "-3"),
-    "min-p 1": ([*IDS, "--min-p", "1"], "min_p", "1"),
     "a bad prompt of a batch": (["--prompt-ids", "1", "--prompt-ids", "9999"], "prompt 2", "9999"),
 }  # fmt: skip
 
@@ -143,7 +150,7 @@ def test_models_in_each_others_place():
 
 def test_inspect_of_other_files(tmp_path):
     assert_fails(kdtree("inspect", MODEL / "model.safetensors"), "model.safetensors", "directory")
-    assert_fails(kdtree("inspect", MODEL / "config.json"), "config.json", "KDTR")
+    assert_fails(kdtree("inspect", MODEL / "config.json"), "config.json", "directory", "KDTR")
     (tmp_path / "empty").touch()
     assert_fails(kdtree("inspect", tmp_path / "empty"), tmp_path / "empty")
     assert_fails(kdtree("inspect", "/dev/zero"), "/dev/zero")
@@ -407,9 +414,10 @@ def test_reader_that_goes_away():
 
 def test_csv_that_cannot_be_written(tmp_path):
     """Found out before measuring."""
-    decode = ["bench", "--decode", *PAIR, "--prompt", "x", "--max-tokens", "2", "--csv"]
-    for path in ("/nowhere/x.csv", tmp_path, "/dev/full"):
-        assert_fails(kdtree(*decode, path), path)
+    pair = ["--model", "/nowhere", "--prompt-ids", "1"]
+    for kind in (["--op", "rope"], ["--decode", *pair], ["--profile", *pair]):
+        for path in ("/nowhere/x.csv", tmp_path, "/dev/full"):
+            assert_fails(kdtree("bench", *kind, "--csv", path), path)
     assert pathlib.Path("/dev/full").is_char_device() and not list(tmp_path.iterdir())
 
 
