@@ -152,12 +152,17 @@ LinearWeight pack_linear(std::span<const LinearSource> groups) {
   std::memcpy(w.data, &layout, sizeof(layout));
   uint8_t* data = static_cast<uint8_t*>(w.data) + kPanelsOffset;
   std::atomic<bool> ok = true;
-  parallel_for(w.n_groups * panels, w.bytes > size_t{1} << 20, [&](int64_t i) {
-    const LinearSource& source = groups[i / panels];
-    if (!pack_panel(source, i % panels * kPanelOutputs, layout, data + i * layout.panel_bytes)) {
-      ok = false;
-    }
-  });
+  try {
+    parallel_for(w.n_groups * panels, w.bytes > size_t{1} << 20, [&](int64_t i) {
+      const LinearSource& source = groups[i / panels];
+      if (!pack_panel(source, i % panels * kPanelOutputs, layout, data + i * layout.panel_bytes)) {
+        ok = false;
+      }
+    });
+  } catch (...) {
+    deallocate(w.data, w.bytes);
+    throw;
+  }
   release_threads();
   if (!ok) {
     deallocate(w.data, w.bytes);
