@@ -27,7 +27,8 @@ using engine::Engine;
 using engine::FinishReason;
 
 constexpr int kDefaultBudget = 32;
-constexpr int kMaxParallel = 64;  // more prompts wait their turn
+constexpr int kMaxParallel = 64;  // prompts at once; more wait their turn
+constexpr int kMaxNodes = 4160;  // of all trees together: 64 of budget 64; their logits take memory
 
 struct GenerateOptions {
   std::string model_dir, draft_dir;
@@ -151,7 +152,8 @@ int run_generate(const GenerateOptions& o) {
   const text::Tokenizer* tokenizer = loaded ? &*loaded : nullptr;
   const std::vector<Ids> prompts = encode_prompts(o.prompts, o.model_dir, tokenizer);
 
-  const int max_batch = std::min(static_cast<int>(prompts.size()), kMaxParallel);
+  const int max_batch =
+      std::min({static_cast<int>(prompts.size()), kMaxParallel, kMaxNodes / (mode.budget + 1)});
   Engine engine(cpu_backend(), {.model_dir = o.model_dir,
                                 .draft_dir = o.draft_dir,
                                 .max_batch = max_batch,
