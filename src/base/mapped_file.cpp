@@ -26,7 +26,7 @@ struct Descriptor {
 Descriptor open_regular(const std::string& path, size_t* size) {
   Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (file.fd < 0) throw_error(ErrorCode::kIo, "{}: cannot open: {}", path, std::strerror(errno));
-  struct stat info{};
+  struct stat info {};
   if (::fstat(file.fd, &info) != 0)
     throw_error(ErrorCode::kIo, "{}: cannot stat: {}", path, std::strerror(errno));
   if (!S_ISREG(info.st_mode)) throw_error(ErrorCode::kIo, "{}: not a regular file", path);
@@ -49,7 +49,9 @@ MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<uint8_t*>(data_), size_);
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
+MappedFile::MappedFile(MappedFile&& other) noexcept {
+  *this = std::move(other);
+}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);
@@ -66,8 +68,8 @@ void MappedFile::release_pages(std::span<const uint8_t> range) const {
 }
 
 bool file_exists(const std::string& path) {
-  struct stat info{};
-  return ::stat(path.c_str(), &info) == 0;
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) == 0;
 }
 
 std::string read_text_file(const std::string& path, size_t max_bytes) {
@@ -84,6 +86,8 @@ std::string read_text_file(const std::string& path, size_t max_bytes) {
     if (n == 0) break;
     done += static_cast<size_t>(n);
   }
+  // An interrupted download. Where the file is optional, no text would mean no file.
+  if (done == 0) throw_error(ErrorCode::kBadFile, "{}: the file is empty", path);
   text.resize(done);
   return text;
 }

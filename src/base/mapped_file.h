@@ -32,10 +32,10 @@ class MappedFile {
   std::string path_;
 };
 
-// Whether there is anything at `path`; false where the system does not say.
+// Whether there is anything at `path`, be it a dangling link; false where the system does not say.
 bool file_exists(const std::string& path);
 
-// The whole file as a string, for small text files; throws kIo, or kBadFile above `max_bytes`.
+// The whole file as a string, for small text files; kIo, or kBadFile if empty or above `max_bytes`.
 std::string read_text_file(const std::string& path, size_t max_bytes);
 
 }  // namespace kdt

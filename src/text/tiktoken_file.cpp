@@ -74,7 +74,9 @@ void parse_ranks(const std::string& source, std::string_view text, TokenizerSpec
 // The content and the special flag of the tokens that tokenizer_config.json names, by id.
 std::map<int32_t, AddedToken> named_tokens(const std::string& source, const Json& config) {
   std::map<int32_t, AddedToken> named;
-  for (const auto& [key, value] : optional_field(config, "added_tokens_decoder").items()) {
+  const Json& tokens = optional_field(config, "added_tokens_decoder");
+  if (!tokens.is_null()) require_object(source, config, "added_tokens_decoder");
+  for (const auto& [key, value] : tokens.items()) {
     int64_t id = -1;
     if (std::from_chars(key.data(), key.data() + key.size(), id).ptr != key.data() + key.size()) {
       throw_error(ErrorCode::kBadFile, "{}: added_tokens_decoder key '{}' is not a token id",
@@ -110,8 +112,12 @@ TokenizerSpec parse_tiktoken(const std::string& source, std::string_view ranks,
   parse_ranks(source, ranks, &spec);
 
   const std::string config_source = source + " with tokenizer_config.json";
-  const Json config =
-      tokenizer_config_json.empty() ? Json() : parse_json(config_source, tokenizer_config_json);
+  const Json config = tokenizer_config_json.empty()
+                          ? Json::object()
+                          : parse_json(config_source, tokenizer_config_json);
+  if (!config.is_object())
+    throw_error(ErrorCode::kBadFile, "{}: a JSON object was expected, found {}", config_source,
+                config.type_name());
   const Json& tokenizer_class = optional_field(config, "tokenizer_class");
   if (!tokenizer_class.is_null() && tokenizer_class != "TikTokenTokenizer") {
     throw_error(
