@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "apps/bench_table.h"
+#include "base/thread.h"
 
 namespace kdt::apps {
 namespace {
@@ -92,10 +93,11 @@ double rate(int threads, double amount, const std::function<double(int, int64_t)
     }
     rates[t] = amount / median(std::move(seconds));
   };
-  std::vector<std::thread> helpers;
-  for (int t = 1; t < threads; ++t) helpers.emplace_back(run, t);
-  run(0);
-  for (std::thread& helper : helpers) helper.join();
+  {
+    std::vector<std::jthread> helpers;  // joined even if the next one is refused
+    for (int t = 1; t < threads; ++t) helpers.push_back(start_thread<std::jthread>(run, t));
+    run(0);
+  }
   return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 

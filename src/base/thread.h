@@ -9,11 +9,11 @@
 
 namespace kdt {
 
-// std::thread with its own reason for failing: throws kOutOfResources.
-template <typename... Work>
-std::thread start_thread(Work&&... work) {
+// A std::thread, or std::jthread, with its own reason for failing: throws kOutOfResources.
+template <typename Thread = std::thread, typename... Work>
+Thread start_thread(Work&&... work) {
   try {
-    return std::thread(std::forward<Work>(work)...);
+    return Thread(std::forward<Work>(work)...);
   } catch (const std::system_error& error) {
     throw_error(ErrorCode::kOutOfResources,
                 "the system refused a thread, or the memory for its stack: {}",
