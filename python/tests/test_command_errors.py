@@ -384,6 +384,17 @@ def test_broken_tokenizer(target):
     assert_fails(run_model(target, "--prompt", "x"), "tiktoken.model")
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
+def test_optional_file_that_is_broken(target, name):
+    """Not as if there were none: special tokens or stop tokens would get lost."""
+    for text in ("", "[]", '{"added_tokens_decoder": 5, "eos_token_id": {}}'):
+        (target / name).write_text(text)
+        assert_fails(run_model(target, "--prompt", "x"), target, name)
+    (target / name).unlink()
+    (target / name).symlink_to("nowhere")
+    assert_fails(run_model(target, "--prompt", "x"), target / name)
+
+
 # Output and memory.
 
 
@@ -447,6 +458,35 @@ def test_no_memory():
             resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
         assert_fails(run(*PAIR, *IDS, preexec_fn=limit), "memory")
+
+
+def test_more_threads_than_the_system_has():
+    """OpenMP's runtime would end the process with a message of its own."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+
+    refused = run(*PAIR, *IDS, "--threads", "1024", preexec_fn=limit)
+    assert_fails(refused, "of 1024", "refused a thread")
+
+    def limit_bench():  # its largest buffer has a GiB
+        resource.setrlimit(resource.RLIMIT_AS, (3 << 29, 3 << 29))
+
+    refused = kdtree("bench", "--op", "rope", "--threads", "1024", preexec_fn=limit_bench)
+    assert refused.returncode == 1 and b"refused a thread" in refused.stderr, refused.stderr
+
+
+def test_batch_of_large_trees():
+    """Runs in turns, not in memory for all trees at once."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (650 << 20, 650 << 20))
+
+    prompts = ["--prompt-ids", "1,2,3"] * 12
+    runs = generate(*PAIR, "--budget", "1024", "--max-tokens", "2", "--threads", "1", *prompts,
+                    preexec_fn=limit)  # fmt: skip
+    want = generate(*PAIR, "--prompt-ids", "1,2,3", "--max-tokens", "2")["token_ids"]
+    assert [run["token_ids"] for run in runs] == [want] * 12
 
 
 def test_no_thread():

@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <limits>
+#include <mutex>
+#include <random>
 #include <thread>
 
 #include "base/error.h"
@@ -151,8 +153,9 @@ TEST(Engine, NanLogitsEndThatRequestOnly) {
   EXPECT_EQ(collect(*good).tokens, reference()[0]["greedy_ids"].get<std::vector<int32_t>>());
 }
 
+constexpr int kBudgets[] = {0, -1, 1, 7, 64, 256};
+
 TEST(Engine, ServesManyClientThreads) {
-  constexpr int kBudgets[] = {0, -1, 1, 7, 64, 256};
   std::vector<std::thread> clients;
   std::vector<int> correct(6);
   for (int c = 0; c < 6; ++c)
@@ -172,6 +175,72 @@ TEST(Engine, ServesManyClientThreads) {
     });
   for (std::thread& client : clients) client.join();
   EXPECT_EQ(correct, std::vector<int>(6, 2));
+}
+
+// Clients submit, cancel early and late, drop their streams and go on; then the engine goes while
+// requests run and wait. Every stream ends, and what ran to its end is right.
+TEST(Engine, SurvivesAStorm) {
+  constexpr int kClients = 4, kRequests = 6;
+  engine::EngineOptions options = tiny_options();
+  options.max_batch = 3;
+  options.kv_pages = 6;  // two requests of the size below
+  auto engine = std::make_unique<Engine>(cpu_backend(), options);
+  std::mutex mutex;
+  std::vector<std::shared_ptr<engine::RequestStream>> left;
+  std::vector<int> wrong(kClients);
+  const auto client = [&](int c) {
+    std::mt19937 random(c);
+    for (int i = 0; i < kRequests; ++i) {
+      const size_t index = random() % reference().size();
+      auto stream = engine->submit(with_budget(prompt(index, 24), kBudgets[random() % 6]));
+      const int fate = random() % 5;
+      engine::Event event;
+      if (fate == 0) continue;  // dropped
+      if (fate == 1) stream->cancel();
+      if (fate == 2 && stream->next(&event)) stream->cancel();
+      if (fate == 3) {
+        const std::lock_guard lock(mutex);
+        left.push_back(stream);
+        continue;
+      }
+      const Output output = collect(*stream);
+      auto want = reference()[index]["greedy_ids"].get<std::vector<int32_t>>();
+      want.resize(std::min<size_t>(want.size(), 24));
+      if (fate == 4) wrong[c] += output.tokens != want;
+      wrong[c] += output.reason == FinishReason::kError || stream->next(&event);
+    }
+  };
+  std::vector<std::thread> clients;
+  for (int c = 0; c < kClients; ++c) clients.emplace_back(client, c);
+  for (std::thread& thread : clients) thread.join();
+  EXPECT_EQ(wrong, std::vector<int>(kClients, 0));
+  for (int i = 0; i < 8; ++i) left.push_back(engine->submit(prompt(0, 100)));
+  engine.reset();
+  for (const auto& stream : left) EXPECT_NE(collect(*stream).reason, FinishReason::kNone);
+  left.back()->cancel();  // too late to matter
+}
+
+// Values at the edge of what is allowed: near-zero temperatures are greedy, filters beyond the
+// vocabulary filter nothing, and no mode changes what is drawn.
+TEST(Engine, ExtremeSampling) {
+  constexpr float kLeast = std::numeric_limits<float>::denorm_min();
+  constexpr float kMost = std::numeric_limits<float>::max();
+  constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
+  const std::vector<int32_t> greedy = generate(tiny_engine(), prompt(2, 12)).tokens;
+  const auto sampled = [&](SamplingParams sampling, int budget) {
+    Request request = with_budget(prompt(2, 12), budget);
+    request.sampling = sampling;
+    const Output output = generate(tiny_engine(), request);
+    EXPECT_EQ(output.error, "");
+    return output.tokens;
+  };
+  for (const int budget : {0, -1, 15}) {
+    EXPECT_EQ(sampled({.temperature = kLeast}, budget), greedy);
+    EXPECT_EQ(sampled({.temperature = 1.0f, .top_p = kLeast}, budget), greedy);
+    EXPECT_EQ(sampled({.temperature = 1.0f, .min_p = std::nextafter(1.0f, 0.0f)}, budget), greedy);
+    const SamplingParams wild{.temperature = kMost, .top_k = kMaxInt, .seed = ~uint64_t{0}};
+    EXPECT_EQ(sampled(wild, budget), sampled(wild, 0));
+  }
 }
 
 }  // namespace
