@@ -11,7 +11,20 @@
 namespace kdt {
 
 enum class DType : uint8_t {
-  kF64, kF32, kF16, kBF16, kF8E4M3, kI64, kI32, kI16, kI8, kU64, kU32, kU16, kU8, kBool,
+  kF64,
+  kF32,
+  kF16,
+  kBF16,
+  kF8E4M3,
+  kI64,
+  kI32,
+  kI16,
+  kI8,
+  kU64,
+  kU32,
+  kU16,
+  kU8,
+  kBool
 };
 inline constexpr int kDTypeCount = 14;
 
@@ -27,7 +40,9 @@ constexpr std::string_view dtype_name(DType t) {
   return kNames[static_cast<int>(t)];
 }
 
-inline float bf16_to_f32(uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); }
+inline float bf16_to_f32(uint16_t x) {
+  return std::bit_cast<float>(uint32_t{x} << 16);
+}
 
 inline uint16_t f32_to_bf16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
@@ -79,7 +94,7 @@ inline uint8_t f32_to_f8e4m3(float x) {
   const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return sign | 0x7f;
   if (magnitude >= 0x43e00000u) return sign | 0x7e;  // 448 and above
-  if (magnitude < 0x3c800000u) {  // below 2^-6: the fp32 adder rounds at 2^-9
+  if (magnitude < 0x3c800000u) {                     // below 2^-6: the fp32 adder rounds at 2^-9
     const float shifted = std::bit_cast<float>(magnitude) + 0x1p14f;
     return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x46800000u));
   }

@@ -7,7 +7,8 @@ void check_failed(const char* file, int line, const char* expression) {
 }
 
 void check_failed(const char* file, int line, const char* expression, const std::string& values) {
-  throw_error(ErrorCode::kInternal, "internal error: {}:{}: {} ({})", file, line, expression, values);
+  throw_error(ErrorCode::kInternal, "internal error: {}:{}: {} ({})", file, line, expression,
+              values);
 }
 
 }  // namespace kdt::detail

@@ -23,7 +23,8 @@ class MappedFile {
   std::span<const uint8_t> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
 
-  // Tells the kernel that the pages of `range` are no longer needed; they are read again if touched.
+  // Tells the kernel that the pages of `range` are no longer needed; they are read again if
+  // touched.
   void release_pages(std::span<const uint8_t> range) const;
 
  private:

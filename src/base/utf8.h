@@ -1,5 +1,5 @@
-// Decoding UTF-8 from untrusted bytes: finding ill-formed ones the way Python's errors='replace' does
-// (one U+FFFD for each maximal subpart of an ill-formed sequence, Unicode 15.0 section 3.9).
+// Decoding UTF-8 from untrusted bytes: finding ill-formed ones the way Python's errors='replace'
+// does (one U+FFFD for each maximal subpart of an ill-formed sequence, Unicode 15.0 section 3.9).
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kFlatArchitecture = "DeepseekV3ForCausalLM";
 constexpr const char* kNestedArchitecture = "KimiK25ForConditionalGeneration";
-constexpr int64_t kMaxExperts = 1024;  // as the routing op has it
+constexpr int64_t kMaxExperts = 1024;            // as the routing op has it
 constexpr int64_t kMaxExpertsInModel = 1 << 18;  // bounds the number of tensor names
 
 std::string beside(const std::string& path, const char* name) {

@@ -36,7 +36,7 @@ inline void require_workspace(const char* op, const Workspace& workspace, size_t
 
 // The backend's function for an op: implemented(backend, &Backend::linear, "linear")(p, stream).
 template <typename Function>
-Function implemented(const Backend& backend, Function Backend::* entry, const char* op) {
+Function implemented(const Backend& backend, Function Backend::*entry, const char* op) {
   if (!(backend.*entry))
     throw_error(ErrorCode::kUnsupported, "{}: the {} backend does not have this op", op,
                 backend.name);

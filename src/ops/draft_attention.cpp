@@ -33,7 +33,8 @@ size_t draft_attention_workspace(const Backend& backend, const DraftAttentionPar
 
 void draft_attention(const Backend& backend, const DraftAttentionParams& p, Stream stream) {
   check(p);
-  require_workspace(kOp, p.workspace, implemented(backend, &Backend::draft_attention_workspace, kOp)(p));
+  require_workspace(kOp, p.workspace,
+                    implemented(backend, &Backend::draft_attention_workspace, kOp)(p));
   implemented(backend, &Backend::draft_attention, kOp)(p, stream);
 }
 

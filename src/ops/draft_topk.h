@@ -1,7 +1,8 @@
 // draft_topk: draft logits -> the K best log-probabilities per depth.
 // logp = logit - log_z in fp32, log_z the fp32 log-sum-exp over the whole vocabulary.
 // Order: logit descending, token id ascending. Entries past the vocabulary, and entries whose logit
-// is -inf, are (-inf, -1). A NaN logit, or +inf, sets status[b] = 1 and leaves that request's outputs
+// is -inf, are (-inf, -1). A NaN logit, or +inf, sets status[b] = 1 and leaves that request's
+// outputs
 // (-inf, -1); the others are unaffected.
 //
 // Where the vocabulary is split over shards, each shard calls draft_topk with `shard` set on its
@@ -25,13 +26,13 @@ struct DraftTopkParams {
   int32_t batch = 0;             // B
   int32_t depth = 0;             // L
   int32_t vocab = 0;
-  int32_t k = 0;                 // K, 1..1024
-  bool shard = false;            // logp receives the logits themselves; log_z must be there
-  int32_t first_id = 0;          // token id of the first column
-  float* logp = nullptr;         // [B, L, K]
-  int32_t* ids = nullptr;        // [B, L, K]
-  float* log_z = nullptr;        // [B, L], or null
-  int32_t* status = nullptr;     // [B] 0 = ok, 1 = not a number
+  int32_t k = 0;              // K, 1..1024
+  bool shard = false;         // logp receives the logits themselves; log_z must be there
+  int32_t first_id = 0;       // token id of the first column
+  float* logp = nullptr;      // [B, L, K]
+  int32_t* ids = nullptr;     // [B, L, K]
+  float* log_z = nullptr;     // [B, L], or null
+  int32_t* status = nullptr;  // [B] 0 = ok, 1 = not a number
   Workspace workspace;
 };
 

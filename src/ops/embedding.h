@@ -14,7 +14,7 @@ struct EmbeddingParams {
   const int32_t* tokens = nullptr;  // [M], each in [0, vocab)
   const void* table = nullptr;      // [vocab, hidden] of `dtype` (f32, f16, bf16)
   DType dtype = DType::kBF16;
-  float* out = nullptr;             // [M, hidden]
+  float* out = nullptr;  // [M, hidden]
   int32_t n_rows = 0;
   int32_t hidden = 0;
   int32_t vocab = 0;

@@ -1,5 +1,5 @@
-// kv_commit: accepted tail rows into the paged cache, all layers in one call, and the accepted rows'
-// drafter features gathered beside it. Accepted row i of request b goes to position
+// kv_commit: accepted tail rows into the paged cache, all layers in one call, and the accepted
+// rows' drafter features gathered beside it. Accepted row i of request b goes to position
 // prefix_len[b] + i through the block table; rejected rows leave no trace. Pages must be reserved.
 // The same op stores the drafter's context K and V (accepted = 0, 1, 2, ...).
 #pragma once
@@ -22,17 +22,17 @@ struct KvCommitParams {
   int32_t max_accepted = 0;             // A
   int32_t n_layers = 0;
   int32_t n_pages = 0;
-  int32_t width = 0;                    // elements of a row: 576 for MLA
-  int64_t tail_layer_stride = 0;        // elements
-  DType dtype = DType::kF32;            // element size is all that matters
+  int32_t width = 0;              // elements of a row: 576 for MLA
+  int64_t tail_layer_stride = 0;  // elements
+  DType dtype = DType::kF32;      // element size is all that matters
 
   // Optional: out[feature_offset[b] + i] = concat over c of features[c][row of accepted i].
-  const float* features = nullptr;         // [n_features, R, hidden]
-  float* features_out = nullptr;           // [*, n_features * hidden]
-  const int32_t* feature_offset = nullptr; // [B]
+  const float* features = nullptr;          // [n_features, R, hidden]
+  float* features_out = nullptr;            // [*, n_features * hidden]
+  const int32_t* feature_offset = nullptr;  // [B]
   int32_t n_features = 0;
   int32_t hidden = 0;
-  int64_t feature_stride = 0;              // elements between captured layers
+  int64_t feature_stride = 0;  // elements between captured layers
 };
 
 void check(const KvCommitParams& p);

@@ -28,19 +28,19 @@ struct LinearSource {
   const void* data = nullptr;
   const void* scale = nullptr;  // kInt4Group: [out, in / group]; kFp8Block: ceil-divided blocks
   DType scale_dtype = DType::kBF16;
-  int32_t group_size = 32;       // kInt4Group
-  int32_t block_size = 128;      // kFp8Block, both dimensions
+  int32_t group_size = 32;   // kInt4Group
+  int32_t block_size = 128;  // kFp8Block, both dimensions
 };
 
 // G weight matrices of equal shape and format in the backend's own layout (heads of an absorbed
 // projection, experts of a layer; G = 1 otherwise). Owned by whoever called pack_linear.
 struct LinearWeight {
   WeightFormat format = WeightFormat::kBF16;
-  int32_t n_groups = 0;      // G
+  int32_t n_groups = 0;  // G
   int64_t out_features = 0;
   int64_t in_features = 0;
-  size_t bytes = 0;          // memory held
-  void* data = nullptr;      // backend layout
+  size_t bytes = 0;      // memory held
+  void* data = nullptr;  // backend layout
 };
 
 // Throws kInvalidArgument when the sources differ in shape or format or are empty, kNumeric for NaN

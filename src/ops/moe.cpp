@@ -77,7 +77,8 @@ size_t moe_experts_workspace(const Backend& backend, const MoeExpertsParams& lar
 
 void moe_experts(const Backend& backend, const MoeExpertsParams& p, Stream stream) {
   check(p);
-  require_workspace(kExperts, p.workspace, implemented(backend, &Backend::moe_experts_workspace, kExperts)(p));
+  require_workspace(kExperts, p.workspace,
+                    implemented(backend, &Backend::moe_experts_workspace, kExperts)(p));
   implemented(backend, &Backend::moe_experts, kExperts)(p, stream);
 }
 

@@ -36,14 +36,14 @@ void moe_route(const Backend& backend, const MoeRouteParams& p, Stream stream = 
 // y[m] += sum over slots j, in slot order, of weights[m, j] * down(silu(gate x[m]) * (up x[m])) of
 // expert ids[m, j]: the slots are summed first, then added to y.
 struct MoeExpertsParams {
-  const float* x = nullptr;             // [M, hidden]
-  const int32_t* ids = nullptr;         // [M, n_selected], distinct within a row
-  const float* weights = nullptr;       // [M, n_selected]
-  const LinearWeight* gate = nullptr;   // E x [intermediate, hidden]
-  const LinearWeight* up = nullptr;     // E x [intermediate, hidden]
-  const LinearWeight* down = nullptr;   // E x [hidden, intermediate]
-  float* y = nullptr;                   // [M, hidden]
-  int32_t n_rows = 0;                   // M
+  const float* x = nullptr;            // [M, hidden]
+  const int32_t* ids = nullptr;        // [M, n_selected], distinct within a row
+  const float* weights = nullptr;      // [M, n_selected]
+  const LinearWeight* gate = nullptr;  // E x [intermediate, hidden]
+  const LinearWeight* up = nullptr;    // E x [intermediate, hidden]
+  const LinearWeight* down = nullptr;  // E x [hidden, intermediate]
+  float* y = nullptr;                  // [M, hidden]
+  int32_t n_rows = 0;                  // M
   int32_t n_selected = 0;
   Workspace workspace;
 };

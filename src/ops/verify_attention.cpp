@@ -38,7 +38,8 @@ size_t verify_attention_workspace(const Backend& backend, const VerifyAttentionP
 
 void verify_attention(const Backend& backend, const VerifyAttentionParams& p, Stream stream) {
   check(p);
-  require_workspace(kOp, p.workspace, implemented(backend, &Backend::verify_attention_workspace, kOp)(p));
+  require_workspace(kOp, p.workspace,
+                    implemented(backend, &Backend::verify_attention_workspace, kOp)(p));
   implemented(backend, &Backend::verify_attention, kOp)(p, stream);
 }
 

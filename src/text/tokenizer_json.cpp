@@ -6,9 +6,9 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "text/json_fields.h"
 #include "text/tokenizer_spec.h"
-#include "base/utf8.h"
 
 namespace kdt::text {
 namespace {

@@ -38,7 +38,8 @@ std::vector<uint64_t> ancestor_words(const std::vector<int32_t>& parents, int32_
 //
 // An only child stands below its parent without a new branch. `accepted` holds node ids; `label`
 // gives a token's text, any bytes: control characters are escaped, a space is drawn as a dot. No
-// line is wider than `width` columns (at least 15). Throws kInvalidArgument for an invalid tree or node id.
+// line is wider than `width` columns (at least 15). Throws kInvalidArgument for an invalid tree or
+// node id.
 std::string render(const DraftTree& tree, const std::vector<int32_t>& accepted,
                    const std::function<std::string(int32_t token)>& label, bool color,
                    int width = 100);
