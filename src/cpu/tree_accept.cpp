@@ -1,7 +1,5 @@
 // Draws target tokens and walks the tree; requests (or, when every target is wanted, rows) run in
 // parallel.
-#include <cmath>
-
 #include "base/rounding.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
@@ -45,14 +43,6 @@ void walk(const TreeAcceptParams& p, int32_t request) {
   p.status[request] = target < 0;
 }
 
-void check_sampling(const SamplingParams& s) {
-  require(s.temperature >= 0.0f && std::isfinite(s.temperature), kOp, "temperature", s.temperature,
-          "0 (greedy) or a positive number");
-  require(s.top_p > 0.0f && s.top_p <= 1.0f, kOp, "top_p", s.top_p, "above 0, at most 1");
-  require(s.min_p >= 0.0f && s.min_p < 1.0f, kOp, "min_p", s.min_p, "0 or more, below 1");
-  require(s.top_k >= 0, kOp, "top_k", s.top_k, "0 (off) or more");
-}
-
 void check_requests(const TreeAcceptParams& p) {
   for (int32_t b = 0; b < p.batch; ++b) {
     const int32_t row = p.row_offset[b], n = p.n_nodes[b];
@@ -60,7 +50,7 @@ void check_requests(const TreeAcceptParams& p) {
     if (n == 0) continue;
     require(row >= 0 && row <= p.n_rows - n, kOp, "row_offset", row, "0..{} for {} nodes",
             p.n_rows - n, n);
-    if (p.logits) check_sampling(p.sampling[b]);
+    if (p.logits) check(p.sampling[b]);
     for (int32_t i = 0; i < n; ++i) {  // links ascend, so every walk ends
       const int32_t child = p.first_child[row + i], sibling = p.next_sibling[row + i];
       require(child == -1 || (child > i && child < n), kOp, "first_child", child,

@@ -1,6 +1,5 @@
 #include "engine/engine.h"
 
-#include <cmath>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -24,17 +23,6 @@ const EngineOptions& checked(const EngineOptions& o) {
           o.prefill_chunk);
   require(o.kv_pages >= 0, "kv_pages must not be negative", o.kv_pages);
   return o;
-}
-
-void check_sampling(const SamplingParams& s) {
-  const auto require = [](bool ok, const char* what, double found) {
-    if (!ok) throw_error(ErrorCode::kInvalidArgument, "{} (found {})", what, found);
-  };
-  require(std::isfinite(s.temperature) && s.temperature >= 0, "temperature must be 0 or more",
-          s.temperature);
-  require(s.top_p > 0 && s.top_p <= 1, "top_p must be above 0 and at most 1", s.top_p);
-  require(s.min_p >= 0 && s.min_p < 1, "min_p must be at least 0 and below 1", s.min_p);
-  require(s.top_k >= 0, "top_k must be 0 (off) or more", s.top_k);
 }
 
 }  // namespace
@@ -88,7 +76,7 @@ void Engine::Impl::run() {
 }
 
 void Engine::Impl::check(const Request& request) const {
-  const int32_t vocab = static_cast<int32_t>(executor.config().vocab_size);
+  const int32_t vocab = executor.vocab_size();
 
   if (request.prompt.empty())
     throw_error(ErrorCode::kInvalidArgument, "the prompt has no tokens; give at least one");
@@ -109,7 +97,7 @@ void Engine::Impl::check(const Request& request) const {
       (request.budget < 1 || request.budget > options.max_budget))
     throw_error(ErrorCode::kInvalidArgument, "the tree budget must be 1..{} (found {})",
                 options.max_budget, request.budget);
-  check_sampling(request.sampling);
+  kdt::check(request.sampling);
   const int32_t pages = scheduler.pages_needed(request);
   if (pages > executor.n_pages())
     throw_error(ErrorCode::kOutOfResources,
@@ -138,7 +126,7 @@ int32_t Engine::context_len() const {
   return impl_->executor.context_len();
 }
 int32_t Engine::vocab_size() const {
-  return static_cast<int32_t>(impl_->executor.config().vocab_size);
+  return impl_->executor.vocab_size();
 }
 int32_t Engine::draft_depth() const {
   return impl_->executor.draft_depth();

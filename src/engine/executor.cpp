@@ -26,6 +26,7 @@ Executor::Executor(const Backend& backend, const EngineOptions& options)
   if (options.context_len < 0 || options.context_len > model_context)
     throw_error(ErrorCode::kInvalidArgument, "context length {}: the model has {} positions",
                 options.context_len, model_context);
+  vocab_ = static_cast<int32_t>(target_.config().vocab_size);
   context_len_ = static_cast<int32_t>(options.context_len ? options.context_len : model_context);
   max_blocks_ = ceil_div(context_len_, kPageTokens);
   plan();
@@ -60,16 +61,13 @@ void Executor::plan() {
   scores_ = Mirror<double>(backend_, max_rows);
   ancestors_ = Buffer<uint64_t>(backend_, static_cast<size_t>(max_rows) * n_words_);
 
-  const int32_t max_k =
-      static_cast<int32_t>(std::clamp<int64_t>(options_.max_budget, 1, config().vocab_size));
+  const int32_t max_k = std::clamp(options_.max_budget, 1, vocab_);
   const size_t candidates = static_cast<size_t>(batch) * std::max(depth, 1) * max_k;
   logp_ = Buffer<float>(backend_, candidates);
   ids_ = Buffer<int32_t>(backend_, candidates);
-  size_t bytes =
-      tree_accept_workspace(backend_, {.batch = batch,
-                                       .n_rows = tree_rows,
-                                       .vocab = static_cast<int32_t>(config().vocab_size),
-                                       .max_accepted = max_accepted_});
+  size_t bytes = tree_accept_workspace(
+      backend_,
+      {.batch = batch, .n_rows = tree_rows, .vocab = vocab_, .max_accepted = max_accepted_});
   bytes = std::max(bytes, tree_build_workspace(backend_, {.batch = batch,
                                                           .depth = depth,
                                                           .k = max_k,
@@ -85,10 +83,8 @@ void Executor::plan() {
     block_tokens_ = ints(static_cast<size_t>(batch) * (depth + 1));
     block_positions_ = ints(static_cast<size_t>(batch) * (depth + 1));
     bytes = std::max(
-        bytes, draft_topk_workspace(backend_, {.batch = batch,
-                                               .depth = depth,
-                                               .vocab = static_cast<int32_t>(config().vocab_size),
-                                               .k = max_k}));
+        bytes, draft_topk_workspace(backend_,
+                                    {.batch = batch, .depth = depth, .vocab = vocab_, .k = max_k}));
   }
   workspace_ = Buffer<uint8_t>(backend_, bytes);
 }
@@ -191,7 +187,7 @@ void Executor::accept(std::span<Sequence* const> sequences, int32_t n_rows) {
                          .sampling = sampling_.device(),
                          .batch = n_requests,
                          .n_rows = n_rows,
-                         .vocab = static_cast<int32_t>(config().vocab_size),
+                         .vocab = vocab_,
                          .max_accepted = max_accepted_,
                          .accepted = accepted_.device(),
                          .n_accepted = n_accepted_.device(),
@@ -208,7 +204,7 @@ void Executor::accept(std::span<Sequence* const> sequences, int32_t n_rows) {
 // or the first rows if null.
 void Executor::commit(std::span<Sequence* const> sequences, const RowBatch& rows,
                       const int32_t* accepted) {
-  const auto& c = config();
+  const auto& c = target_.config();
   const int32_t n_requests = static_cast<int32_t>(sequences.size());
   n_accepted_.upload(n_requests);
   KvCommitParams commit{

@@ -41,7 +41,8 @@ class Executor {
  public:
   Executor(const Backend& backend, const EngineOptions& options);
 
-  const checkpoint::TargetConfig& config() const { return target_.config(); }
+  int32_t vocab_size() const { return vocab_; }
+  const std::vector<int32_t>& stop_tokens() const { return target_.config().stop_token_ids; }
   int32_t context_len() const { return context_len_; }
   int32_t n_pages() const { return cache_.n_pages; }
   int32_t prefill_chunk() const { return options_.prefill_chunk; }
@@ -73,6 +74,7 @@ class Executor {
   EngineOptions options_;
   model::TargetModel target_;
   std::optional<draft::DraftModel> draft_;
+  int32_t vocab_ = 0;
   int32_t context_len_ = 0;
   int32_t max_blocks_ = 0;
   model::LatentCache cache_;

@@ -90,12 +90,12 @@ void Executor::draft(std::span<Sequence* const> speculative) {
   for (const Sequence* s : speculative)
     if (s->request.mode == DecodeMode::kTree)
       candidates_ = std::max(candidates_, s->request.budget);
-  candidates_ = static_cast<int32_t>(std::min<int64_t>(candidates_, config().vocab_size));
+  candidates_ = std::min(candidates_, vocab_);
   draft_topk(backend_, {.logits = logits,
-                        .row_stride = config().vocab_size,
+                        .row_stride = vocab_,
                         .batch = n_requests,
                         .depth = depth,
-                        .vocab = static_cast<int32_t>(config().vocab_size),
+                        .vocab = vocab_,
                         .k = candidates_,
                         .logp = logp_.data(),
                         .ids = ids_.data(),

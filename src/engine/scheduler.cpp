@@ -101,7 +101,7 @@ void Scheduler::decode() {
 }
 
 bool Scheduler::is_stop(int32_t token) const {
-  const std::vector<int32_t>& stops = executor_.config().stop_token_ids;
+  const std::vector<int32_t>& stops = executor_.stop_tokens();
   return std::binary_search(stops.begin(), stops.end(), token);
 }
 

@@ -1,5 +1,7 @@
 #include "ops/tree_accept.h"
 
+#include <cmath>
+
 #include "ops/arguments.h"
 #include "ops/backend.h"
 
@@ -30,6 +32,15 @@ void check(const TreeAcceptParams& p) {
   require_pointer(kOp, "n_accepted", p.n_accepted);
   require_pointer(kOp, "bonus", p.bonus);
   require_pointer(kOp, "status", p.status);
+}
+
+void check(const SamplingParams& s) {
+  constexpr const char* kWhat = "sampling";
+  require(s.temperature >= 0.0f && std::isfinite(s.temperature), kWhat, "temperature",
+          s.temperature, "0 (greedy) or a positive number");
+  require(s.top_p > 0.0f && s.top_p <= 1.0f, kWhat, "top_p", s.top_p, "above 0, at most 1");
+  require(s.min_p >= 0.0f && s.min_p < 1.0f, kWhat, "min_p", s.min_p, "0 or more, below 1");
+  require(s.top_k >= 0, kWhat, "top_k", s.top_k, "0 (off) or more");
 }
 
 size_t tree_accept_workspace(const Backend& backend, const TreeAcceptParams& largest) {

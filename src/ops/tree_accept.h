@@ -59,6 +59,8 @@ struct TreeAcceptParams {
 };
 
 void check(const TreeAcceptParams& p);
+// Throws kInvalidArgument naming the value out of range.
+void check(const SamplingParams& s);
 size_t tree_accept_workspace(const Backend& backend, const TreeAcceptParams& largest);
 void tree_accept(const Backend& backend, const TreeAcceptParams& p, Stream stream = {});
 

@@ -435,15 +435,15 @@ TEST(TreeAcceptArguments, RefusesImpossibleArguments) {
     return message_of(bad);
   };
   EXPECT_EQ(with([](auto& a) { a.sampling[0].temperature = -1; }),
-            "tree_accept: temperature is -1, expected 0 (greedy) or a positive number");
+            "sampling: temperature is -1, expected 0 (greedy) or a positive number");
   EXPECT_EQ(with([](auto& a) { a.sampling[0].temperature = NAN; }),
-            "tree_accept: temperature is nan, expected 0 (greedy) or a positive number");
+            "sampling: temperature is nan, expected 0 (greedy) or a positive number");
   EXPECT_EQ(with([](auto& a) { a.sampling[0].top_p = 0; }),
-            "tree_accept: top_p is 0, expected above 0, at most 1");
+            "sampling: top_p is 0, expected above 0, at most 1");
   EXPECT_EQ(with([](auto& a) { a.sampling[0].min_p = 1; }),
-            "tree_accept: min_p is 1, expected 0 or more, below 1");
+            "sampling: min_p is 1, expected 0 or more, below 1");
   EXPECT_EQ(with([](auto& a) { a.sampling[0].top_k = -1; }),
-            "tree_accept: top_k is -1, expected 0 (off) or more");
+            "sampling: top_k is -1, expected 0 (off) or more");
   EXPECT_EQ(with([](auto& a) { a.first_child[0] = 0; }),
             "tree_accept: first_child is 0, expected -1 or 1..0 at node 0");
   EXPECT_EQ(with([](auto& a) { a.row_offset[0] = 1; }),
