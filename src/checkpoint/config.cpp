@@ -74,10 +74,10 @@ void parse_routing(const JsonObject& text, TargetConfig& config) {
   config.routed_scaling_factor =
       static_cast<float>(text.number_or("routed_scaling_factor", 1.0, 1e-6, 1e6));
   config.norm_topk_prob = text.boolean_or("norm_topk_prob", true);
-  config.scoring_func = text.text_or("scoring_func", "sigmoid");
-  if (config.scoring_func != "sigmoid") text.unsupported("scoring_func", "\"sigmoid\"");
-  config.topk_method = text.text_or("topk_method", "noaux_tc");
-  if (config.topk_method != "noaux_tc") text.unsupported("topk_method", "\"noaux_tc\"");
+  if (text.text_or("scoring_func", "sigmoid") != "sigmoid")
+    text.unsupported("scoring_func", "\"sigmoid\"");
+  if (text.text_or("topk_method", "noaux_tc") != "noaux_tc")
+    text.unsupported("topk_method", "\"noaux_tc\"");
 }
 
 // eos_token_id: an id, a list of ids, or null.
@@ -92,10 +92,8 @@ void add_stop_tokens(const JsonObject& object, int64_t vocab_size, std::vector<i
   }
 }
 
-void parse_tokens(const JsonObject& top, const JsonObject& text, const std::string& generation_json,
-                  TargetConfig& config) {
-  config.bos_token_id = parse_token_id(text, "bos_token_id", config.vocab_size);
-  config.pad_token_id = parse_token_id(text, "pad_token_id", config.vocab_size);
+void parse_stop_tokens(const JsonObject& top, const JsonObject& text,
+                       const std::string& generation_json, TargetConfig& config) {
   std::vector<int32_t>& stops = config.stop_token_ids;
   add_stop_tokens(top, config.vocab_size, stops);
   add_stop_tokens(text, config.vocab_size, stops);
@@ -108,13 +106,13 @@ void parse_tokens(const JsonObject& top, const JsonObject& text, const std::stri
   stops.erase(std::unique(stops.begin(), stops.end()), stops.end());
 }
 
-// The object that holds the language model's keys; sets architecture and weight_prefix.
+// The object that holds the language model's keys; sets weight_prefix.
 JsonObject find_text_config(const JsonObject& top, TargetConfig& config) {
-  config.architecture = first_architecture(top);
-  if (config.architecture == kFlatArchitecture) return top;
-  if (config.architecture.starts_with("DFlash"))
+  const std::string architecture = first_architecture(top);
+  if (architecture == kFlatArchitecture) return top;
+  if (architecture.starts_with("DFlash"))
     top.unsupported("architectures", "a target model: this is a drafter, for --draft");
-  if (config.architecture != kNestedArchitecture)
+  if (architecture != kNestedArchitecture)
     top.unsupported("architectures",
                     fmt::format("[\"{}\"] or [\"{}\"]", kFlatArchitecture, kNestedArchitecture));
   const std::optional<JsonObject> text = top.object_or_none("text_config");
@@ -123,7 +121,6 @@ JsonObject find_text_config(const JsonObject& top, TargetConfig& config) {
   const std::string inner = first_architecture(*text);
   if (!inner.empty() && inner != kFlatArchitecture)
     text->unsupported("architectures", fmt::format("[\"{}\"]", kFlatArchitecture));
-  config.architecture = kFlatArchitecture;
   return *text;
 }
 
@@ -150,7 +147,7 @@ TargetConfig parse_target_config(const std::string& path, const std::string& con
   parse_experts(text, config);
   parse_routing(text, config);
   config.rope = parse_rope(text, config.qk_rope_head_dim, config.max_position_embeddings);
-  parse_tokens(top, text, generation_json, config);
+  parse_stop_tokens(top, text, generation_json, config);
   auto quantization = text.object_or_none("quantization_config");
   if (!quantization) quantization = top.object_or_none("quantization_config");
   if (quantization) config.quantization = parse_quantization(*quantization);

@@ -37,13 +37,10 @@ struct QuantizationConfig {
   Format format = Format::kNone;
   int64_t group_size = 0;  // kInt4Pack: columns that share a scale, a multiple of 8
   int64_t block_size = 0;  // kFp8Block: edge of the square that shares a scale, 128
-  // Modules the quantizer left alone, as written. Informative: each tensor on disk says its format.
-  std::vector<std::string> ignore;
 };
 
 struct TargetConfig {
   std::string path;           // of config.json, for messages
-  std::string architecture;   // of the text model
   std::string weight_prefix;  // "" or "language_model."
 
   int64_t hidden_size = 0;
@@ -66,8 +63,6 @@ struct TargetConfig {
   int64_t topk_group = 1;
   float routed_scaling_factor = 1.0f;
   bool norm_topk_prob = true;
-  std::string scoring_func = "sigmoid";  // always "sigmoid"
-  std::string topk_method = "noaux_tc";  // always "noaux_tc"
 
   int64_t vocab_size = 0;
   float rms_norm_eps = 1e-6f;
@@ -80,8 +75,6 @@ struct TargetConfig {
 
   // eos_token_id of config.json (top level and text_config) and generation_config.json, sorted.
   std::vector<int32_t> stop_token_ids;
-  int32_t bos_token_id = -1;  // -1: none
-  int32_t pad_token_id = -1;  // -1: none
 };
 
 struct DraftConfig {

@@ -58,8 +58,4 @@ RopeConfig parse_rope(const JsonObject& config, int64_t dim, int64_t max_positio
   return rope;
 }
 
-int32_t parse_token_id(const JsonObject& config, const std::string& key, int64_t vocab_size) {
-  return static_cast<int32_t>(config.integer_or(key, -1, -1, vocab_size - 1));
-}
-
 }  // namespace kdt::checkpoint

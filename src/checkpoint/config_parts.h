@@ -29,7 +29,4 @@ void require_width(const JsonObject& config, const std::string& heads_key, int64
 // rope_parameters or rope_scaling of `config`, with rope_theta inside or beside it.
 RopeConfig parse_rope(const JsonObject& config, int64_t dim, int64_t max_position_embeddings);
 
-// A token id or null (-1).
-int32_t parse_token_id(const JsonObject& config, const std::string& key, int64_t vocab_size);
-
 }  // namespace kdt::checkpoint

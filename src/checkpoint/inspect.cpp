@@ -120,7 +120,7 @@ std::vector<std::string> describe_architecture(const TargetConfig& c) {
   for (int64_t i = 0; i < c.n_layers; ++i) n_moe += is_moe_layer(c, i);
   const std::string q_rank = c.q_lora_rank ? std::to_string(c.q_lora_rank) : "none";
   return {
-      fmt::format("target        {}", c.architecture),
+      "target        DeepseekV3ForCausalLM",
       fmt::format("layers        {} ({} dense of width {}, {} MoE)", c.n_layers, c.n_layers - n_moe,
                   c.intermediate_size, n_moe),
       fmt::format("hidden        {}", c.hidden_size),
@@ -129,9 +129,9 @@ std::vector<std::string> describe_architecture(const TargetConfig& c) {
                   c.n_heads, q_rank, c.kv_lora_rank, c.qk_rope_head_dim, c.qk_nope_head_dim,
                   c.qk_rope_head_dim, c.v_head_dim),
       fmt::format(
-          "experts       {} of width {}, {} per token, {} shared; {} of {} groups, {} x{:g}",
+          "experts       {} of width {}, {} per token, {} shared; {} of {} groups, sigmoid x{:g}",
           c.n_routed_experts, c.moe_intermediate_size, c.n_experts_per_tok, c.n_shared_experts,
-          c.topk_group, c.n_group, c.scoring_func, c.routed_scaling_factor),
+          c.topk_group, c.n_group, c.routed_scaling_factor),
       fmt::format("rope          {}", describe_rope(c.rope)),
       fmt::format(
           "vocabulary    {}, stop tokens {}", c.vocab_size,

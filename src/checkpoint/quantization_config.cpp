@@ -37,7 +37,6 @@ QuantizationConfig parse_int4_pack(const JsonObject& quantization) {
   out.format = QuantizationConfig::Format::kInt4Pack;
   out.group_size = weights->integer("group_size", 8, 1 << 20);
   if (out.group_size % 8 != 0) weights->fail("group_size", "a multiple of 8");
-  out.ignore = quantization.texts_or_empty("ignore");
   return out;
 }
 
@@ -52,7 +51,6 @@ QuantizationConfig parse_fp8_block(const JsonObject& quantization) {
   QuantizationConfig out;
   out.format = QuantizationConfig::Format::kFp8Block;
   out.block_size = 128;
-  out.ignore = quantization.texts_or_empty("modules_to_not_convert");
   return out;
 }
 

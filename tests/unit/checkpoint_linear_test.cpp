@@ -12,10 +12,8 @@ namespace {
 constexpr auto kInt4 = QuantizationConfig::Format::kInt4Pack;
 constexpr auto kFp8 = QuantizationConfig::Format::kFp8Block;
 const QuantizationConfig kNoQuantization;
-const QuantizationConfig kInt4Groups{
-    .format = kInt4, .group_size = 32, .block_size = 0, .ignore = {}};
-const QuantizationConfig kFp8Blocks{
-    .format = kFp8, .group_size = 0, .block_size = 128, .ignore = {}};
+const QuantizationConfig kInt4Groups{.format = kInt4, .group_size = 32, .block_size = 0};
+const QuantizationConfig kFp8Blocks{.format = kFp8, .group_size = 0, .block_size = 128};
 
 // A checkpoint of these tensors, behind one odd byte so that nothing is aligned.
 class Directory {
