@@ -1,7 +1,5 @@
 #include "draft/draft_model.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -16,21 +14,19 @@ namespace {
 
 DraftLayer load_layer(model::WeightLoader& loader, const checkpoint::DraftConfig& c,
                       int64_t index) {
-  const std::string prefix = fmt::format("layers.{}.", index);
-  const std::string attention = prefix + "self_attn.";
-  const int64_t q_width = c.n_heads * c.head_dim, kv_width = c.n_kv_heads * c.head_dim;
+  const checkpoint::ExpectedDraftLayer weights = checkpoint::expected_layer(c, index);
   DraftLayer layer;
-  layer.input_norm = loader.vector(prefix + "input_layernorm.weight", c.hidden_size);
-  layer.post_norm = loader.vector(prefix + "post_attention_layernorm.weight", c.hidden_size);
-  layer.q = loader.linear(attention + "q_proj", q_width, c.hidden_size);
-  layer.k = loader.linear(attention + "k_proj", kv_width, c.hidden_size);
-  layer.v = loader.linear(attention + "v_proj", kv_width, c.hidden_size);
-  layer.o = loader.linear(attention + "o_proj", c.hidden_size, q_width);
-  layer.q_norm = loader.vector(attention + "q_norm.weight", c.head_dim);
-  layer.k_norm = loader.vector(attention + "k_norm.weight", c.head_dim);
-  layer.gate = loader.linear(prefix + "mlp.gate_proj", c.intermediate_size, c.hidden_size);
-  layer.up = loader.linear(prefix + "mlp.up_proj", c.intermediate_size, c.hidden_size);
-  layer.down = loader.linear(prefix + "mlp.down_proj", c.hidden_size, c.intermediate_size);
+  layer.input_norm = loader.vector(weights.input_norm);
+  layer.post_norm = loader.vector(weights.post_norm);
+  layer.q = loader.linear(weights.q);
+  layer.k = loader.linear(weights.k);
+  layer.v = loader.linear(weights.v);
+  layer.o = loader.linear(weights.o);
+  layer.q_norm = loader.vector(weights.q_norm);
+  layer.k_norm = loader.vector(weights.k_norm);
+  layer.gate = loader.linear(weights.mlp.gate);
+  layer.up = loader.linear(weights.mlp.up);
+  layer.down = loader.linear(weights.mlp.down);
   return layer;
 }
 
@@ -53,9 +49,10 @@ DraftModel::DraftModel(const Backend& backend, const std::string& dir,
   const checkpoint::Checkpoint checkpoint(dir);
   const checkpoint::QuantizationConfig dense;
   model::WeightLoader loader(backend, checkpoint, dense, std::move(progress));
-  fc_ = loader.linear("fc", config_.hidden_size, feature_width());
-  hidden_norm_ = loader.vector("hidden_norm.weight", config_.hidden_size);
-  norm_ = loader.vector("norm.weight", config_.hidden_size);
+  const checkpoint::ExpectedDraft weights = checkpoint::expected_weights(config_);
+  fc_ = loader.linear(weights.fc);
+  hidden_norm_ = loader.vector(weights.hidden_norm);
+  norm_ = loader.vector(weights.norm);
   for (int64_t i = 0; i < config_.n_layers; ++i) layers_.push_back(load_layer(loader, config_, i));
   loader.finish();
 

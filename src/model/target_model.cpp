@@ -43,7 +43,7 @@ void TargetModel::plan(const TargetPlan& plan) {
   };
   int64_t intermediate = 1;
   for (const TargetLayer& layer : weights_.layers)
-    intermediate = std::max(intermediate, layer.intermediate);
+    intermediate = std::max(intermediate, layer.gate.get()->out_features);
   const int64_t n_captured = static_cast<int64_t>(capture_.size());
 
   max_rows_ = max_rows;
@@ -192,7 +192,7 @@ void TargetModel::attention(const TargetLayer& layer, int64_t index, const Targe
 // x += mlp(norm(x)): dense, or shared experts + routed experts.
 void TargetModel::ffn(const TargetLayer& layer, int32_t n_rows) {
   const auto& c = config_;
-  const int64_t hidden = c.hidden_size, intermediate = layer.intermediate;
+  const int64_t hidden = c.hidden_size, intermediate = layer.gate.get()->out_features;
   norm_rows(backend_, layer.post_norm, x_.data(), hidden, norm_.data(), hidden, n_rows,
             c.rms_norm_eps);
   if (intermediate > 0) {

@@ -23,8 +23,7 @@ struct TargetLayer {
   Buffer<float> post_norm;   // [D]
 
   // Dense layers, and the shared experts of MoE layers.
-  Linear gate, up, down;
-  int64_t intermediate = 0;  // 0: a MoE layer without shared experts
+  Linear gate, up, down;  // absent in a MoE layer without shared experts
 
   // MoE layers only.
   bool is_moe = false;

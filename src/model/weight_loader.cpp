@@ -94,16 +94,15 @@ WeightLoader::WeightLoader(const Backend& backend, const checkpoint::Checkpoint&
   for (const TensorView* tensor : checkpoint.tensors()) bytes_total_ += tensor->data.size();
 }
 
-Linear WeightLoader::linear(const std::string& module, int64_t out_features, int64_t in_features) {
-  return grouped(std::span(&module, 1), out_features, in_features);
+Linear WeightLoader::linear(const Weight& weight) {
+  return weight.name.empty() ? Linear() : grouped(std::span(&weight, 1));
 }
 
-Linear WeightLoader::grouped(std::span<const std::string> modules, int64_t out_features,
-                             int64_t in_features) {
+Linear WeightLoader::grouped(std::span<const Weight> weights) {
   std::vector<checkpoint::LinearSource> loaded;
   std::vector<LinearSource> sources;
-  for (const std::string& module : modules) {
-    loaded.push_back(load(module, out_features, in_features));
+  for (const Weight& weight : weights) {
+    loaded.push_back(load(weight));
     check_alike(*loaded.back().weight_tensor, *loaded.front().weight_tensor);
     sources.push_back(to_op_source(loaded.back()));
   }
@@ -112,11 +111,11 @@ Linear WeightLoader::grouped(std::span<const std::string> modules, int64_t out_f
   return packed;
 }
 
-void WeightLoader::kv_b(const std::string& module, const checkpoint::TargetConfig& config,
-                        Linear* w_uk, Linear* w_uv) {
+void WeightLoader::kv_b(const Weight& weight, const checkpoint::TargetConfig& config, Linear* w_uk,
+                        Linear* w_uv) {
   const int64_t heads = config.n_heads, latent = config.kv_lora_rank;
   const int64_t nope = config.qk_nope_head_dim, v = config.v_head_dim;
-  const checkpoint::LinearSource source = load(module, heads * (nope + v), latent);
+  const checkpoint::LinearSource source = load(weight);
   // bf16 stays bf16 (the transpose is exact); anything else becomes fp32.
   const bool narrow = source.format == LinearFormat::kDense && source.dtype == DType::kBF16;
   const size_t element = narrow ? 2 : 4;
@@ -154,19 +153,19 @@ void WeightLoader::kv_b(const std::string& module, const checkpoint::TargetConfi
   done(source);
 }
 
-Buffer<float> WeightLoader::vector(const std::string& name, int64_t n) {
-  const TensorView& tensor = get(name, {n});
-  std::vector<float> host(n);
+Buffer<float> WeightLoader::vector(const Weight& weight) {
+  if (weight.name.empty()) return {};
+  const TensorView& tensor = get(weight);
+  std::vector<float> host(tensor.numel());
   checkpoint::read_f32(tensor, host.data());
-  Buffer<float> device(backend_, n);
-  backend_.copy_in(device.data(), host.data(), n * sizeof(float), {});
+  Buffer<float> device(backend_, host.size());
+  backend_.copy_in(device.data(), host.data(), host.size() * sizeof(float), {});
   done(tensor);
   return device;
 }
 
-Buffer<uint8_t> WeightLoader::table(const std::string& name, int64_t rows, int64_t columns,
-                                    DType* dtype) {
-  const TensorView& tensor = get(name, {rows, columns});
+Buffer<uint8_t> WeightLoader::table(const Weight& weight, DType* dtype) {
+  const TensorView& tensor = get(weight);
   Buffer<uint8_t> device(backend_, tensor.data.size());
   backend_.copy_in(device.data(), tensor.data.data(), tensor.data.size(), {});
   *dtype = tensor.dtype;
@@ -178,17 +177,17 @@ void WeightLoader::finish() {
   if (progress_) progress_(bytes_total_, bytes_total_);
 }
 
-checkpoint::LinearSource WeightLoader::load(const std::string& module, int64_t out_features,
-                                            int64_t in_features) {
-  const checkpoint::LinearSource source =
-      checkpoint::load_linear(checkpoint_, quantization_, module, out_features, in_features);
+checkpoint::LinearSource WeightLoader::load(const Weight& weight) {
+  const checkpoint::LinearSource source = checkpoint::load_linear(
+      checkpoint_, quantization_, weight.name, weight.shape[0], weight.shape[1]);
   require_finite(*source.weight_tensor);
   if (source.scale_tensor) require_finite(*source.scale_tensor);
   return source;
 }
 
-const TensorView& WeightLoader::get(const std::string& name, const std::vector<int64_t>& shape) {
-  const TensorView& tensor = checkpoint_.get(name, shape, {DType::kF32, DType::kBF16, DType::kF16});
+const TensorView& WeightLoader::get(const Weight& weight) {
+  const TensorView& tensor =
+      checkpoint_.get(weight.name, weight.shape, {DType::kF32, DType::kBF16, DType::kF16});
   require_finite(tensor);
   return tensor;
 }

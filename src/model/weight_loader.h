@@ -8,6 +8,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
+#include "checkpoint/expected_weights.h"
 #include "checkpoint/linear_source.h"
 #include "ops/backend.h"
 #include "ops/buffer.h"
@@ -49,30 +50,31 @@ class Linear {
 // resident once. Not thread-safe.
 class WeightLoader {
  public:
+  using Weight = checkpoint::ExpectedWeight;
+
   WeightLoader(const Backend& backend, const checkpoint::Checkpoint& checkpoint,
                const checkpoint::QuantizationConfig& quantization, LoadProgress progress);
 
-  // `module` without ".weight"; throws what checkpoint::load_linear throws. Non-finite weights
-  // throw kBadFile naming the tensor.
-  Linear linear(const std::string& module, int64_t out_features, int64_t in_features);
+  // A weight that the model does not have gives nothing. Throws what checkpoint::load_linear
+  // throws; non-finite weights throw kBadFile naming the tensor.
+  Linear linear(const Weight& weight);
   // One LinearWeight of many modules of one shape: the experts of a layer.
-  Linear grouped(std::span<const std::string> modules, int64_t out_features, int64_t in_features);
+  Linear grouped(std::span<const Weight> weights);
   // kv_b_proj [heads * (nope + v), latent], split for absorbed attention: w_uk maps q_nope to the
   // latent (per head [latent, nope]), w_uv maps the latent to v (per head [v, latent]).
-  void kv_b(const std::string& module, const checkpoint::TargetConfig& config, Linear* w_uk,
+  void kv_b(const Weight& weight, const checkpoint::TargetConfig& config, Linear* w_uk,
             Linear* w_uv);
   // A vector as fp32.
-  Buffer<float> vector(const std::string& name, int64_t n);
+  Buffer<float> vector(const Weight& weight);
   // A dense matrix in its own type, row major: the embedding table.
-  Buffer<uint8_t> table(const std::string& name, int64_t rows, int64_t columns, DType* dtype);
+  Buffer<uint8_t> table(const Weight& weight, DType* dtype);
   // Reports the end, whatever the model did not ask for (vision towers, MTP layers).
   void finish();
 
  private:
   // Refuse NaN and infinities.
-  checkpoint::LinearSource load(const std::string& module, int64_t out_features,
-                                int64_t in_features);
-  const checkpoint::TensorView& get(const std::string& name, const std::vector<int64_t>& shape);
+  checkpoint::LinearSource load(const Weight& weight);
+  const checkpoint::TensorView& get(const Weight& weight);
   Linear pack(std::span<const LinearSource> groups);
   // Counts the tensor as loaded and drops its pages.
   void done(const checkpoint::TensorView& tensor);

@@ -56,7 +56,7 @@ TEST(MlaAbsorb, GoldenThroughTheLoader) {
       const checkpoint::Checkpoint files(dir.path());
       model::WeightLoader loader(cpu_backend(), files, config.quantization, {});
       model::Linear w_uk, w_uv;
-      loader.kv_b("kv_b_proj", config, &w_uk, &w_uv);
+      loader.kv_b({.is_linear = true, .name = "kv_b_proj", .shape = shape}, config, &w_uk, &w_uv);
 
       expect_close(apply(cpu_backend(), w_uk, golden.floats("q_nope")), golden.floats("q_abs"),
                    config.qk_nope_head_dim);

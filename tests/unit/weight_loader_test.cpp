@@ -19,6 +19,8 @@ using checkpoint::TestTensor;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
+const WeightLoader::Weight kLinear{.is_linear = true, .name = "m", .shape = {2, 3}};
+
 // Loads with `load(loader)` from a checkpoint of these tensors.
 template <typename Load>
 void with_loader(const std::vector<TestTensor>& tensors, Load load) {
@@ -38,9 +40,9 @@ std::vector<TestTensor> fp8_module(uint8_t code, float scale) {
 TEST(WeightLoader, NonFiniteWeightsAreRefusedByName) {
   const auto linear_error = [](const std::vector<TestTensor>& tensors) {
     return error_of(
-        [&] { with_loader(tensors, [](WeightLoader& loader) { loader.linear("m", 2, 3); }); });
+        [&] { with_loader(tensors, [](WeightLoader& loader) { loader.linear(kLinear); }); });
   };
-  with_loader(fp8_module(5, 1.0f), [](WeightLoader& loader) { loader.linear("m", 2, 3); });
+  with_loader(fp8_module(5, 1.0f), [](WeightLoader& loader) { loader.linear(kLinear); });
   expect_has(linear_error(fp8_module(0x7f, 1.0f)), "tensor m.weight holds NaN or infinity");
   expect_has(linear_error(fp8_module(5, kInf)), "tensor m.weight_scale_inv holds NaN or infinity");
   for (const float bad : {kInf, -kInf, kNan})
@@ -49,9 +51,12 @@ TEST(WeightLoader, NonFiniteWeightsAreRefusedByName) {
                  "tensor m.weight holds NaN or infinity");
 
   const std::vector<TestTensor> vector = {float_tensor("v", "F32", {2}, {1, kNan})};
-  expect_has(
-      error_of([&] { with_loader(vector, [](WeightLoader& loader) { loader.vector("v", 2); }); }),
-      "tensor v holds NaN or infinity");
+  expect_has(error_of([&] {
+               with_loader(vector, [](WeightLoader& loader) {
+                 loader.vector({.name = "v", .shape = {2}});
+               });
+             }),
+             "tensor v holds NaN or infinity");
 }
 
 TEST(WeightLoader, ProgressEndsAtAllBytesWhateverIsLeftOut) {
@@ -63,7 +68,7 @@ TEST(WeightLoader, ProgressEndsAtAllBytesWhateverIsLeftOut) {
   std::vector<std::pair<size_t, size_t>> seen;
   WeightLoader loader(cpu_backend(), opened, {},
                       [&](size_t done, size_t total) { seen.emplace_back(done, total); });
-  loader.vector("used", 2);
+  loader.vector({.name = "used", .shape = {2}});
   loader.finish();
   EXPECT_EQ(seen, (std::vector<std::pair<size_t, size_t>>{{8, 28}, {28, 28}}));
 }
