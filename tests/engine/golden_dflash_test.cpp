@@ -14,9 +14,9 @@
 namespace kdt {
 namespace {
 
-using checkpoint::TempDir;
 using checkpoint::TestTensor;
 using draft::DraftConventions;
+using test::TempDir;
 using Json = nlohmann::json;
 
 // `values` gives the numbers of a tensor by its checkpoint name.

@@ -48,7 +48,7 @@ TEST(MlaAbsorb, GoldenThroughTheLoader) {
       config.qk_nope_head_dim = q_shape[2];
       config.v_head_dim = shape[0] / config.n_heads - q_shape[2];
 
-      const checkpoint::TempDir dir;
+      const test::TempDir dir;
       dir.write(
           "model.safetensors",
           checkpoint::safetensors({checkpoint::float_tensor(

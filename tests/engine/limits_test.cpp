@@ -12,7 +12,6 @@
 namespace kdt {
 namespace {
 
-using checkpoint::TempDir;
 using engine::Engine;
 using engine::FinishReason;
 using engine::Request;
@@ -20,6 +19,7 @@ using test::generate;
 using test::Output;
 using test::prompt;
 using test::reference;
+using test::TempDir;
 using test::with_budget;
 
 constexpr int kBudgets[] = {0, -1, 15, 64};

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "tests/errors.h"
 #include "tests/ops/arrays.h"
 #include "tests/ops/golden.h"
 #include "tests/ops/random.h"
@@ -250,13 +251,7 @@ TEST(DraftAttention, RefusesImpossibleArguments) {
   const auto with = [&](auto change) -> std::string {
     DraftProblem bad = good;
     change(bad);
-    try {
-      run(cpu_backend(), bad);
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
-      return e.what();
-    }
-    return "no error";
+    return test::message_of([&] { run(cpu_backend(), bad); }, ErrorCode::kInvalidArgument);
   };
   EXPECT_EQ(with([](auto&) {}), "no error");
   EXPECT_EQ(with([](auto& d) { d.kv_heads = 3; }),

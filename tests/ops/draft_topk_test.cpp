@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "tests/errors.h"
 #include "tests/ops/arrays.h"
 #include "tests/ops/attention_problem.h"
 #include "tests/ops/golden.h"
@@ -323,28 +324,22 @@ TEST_P(DraftTopk, ShardsMergeToTheWhole) {
 }
 
 TEST(DraftTopkArguments, RefusesImpossibleArguments) {
-  const auto message_of = [](auto change) -> std::string {
+  const auto with = [](auto change) -> std::string {
     TopkProblem t;
     t.logits.resize(64);
     t.vocab = 8;
     change(t);
-    try {
-      run(cpu_backend(), t);
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
-      return e.what();
-    }
-    return "no error";
+    return test::message_of([&] { run(cpu_backend(), t); }, ErrorCode::kInvalidArgument);
   };
-  EXPECT_EQ(message_of([](auto&) {}), "no error");
-  EXPECT_EQ(message_of([](auto& t) { t.batch = 0; }), "no error");
-  EXPECT_EQ(message_of([](auto& t) { t.depth = 0; }), "no error");
-  EXPECT_EQ(message_of([](auto& t) { t.k = 0; }), "draft_topk: k is 0, expected 1..1024");
-  EXPECT_EQ(message_of([](auto& t) { t.k = 1025; }), "draft_topk: k is 1025, expected 1..1024");
-  EXPECT_EQ(message_of([](auto& t) { t.vocab = 0; }), "draft_topk: vocab is 0, expected 1 or more");
-  EXPECT_EQ(message_of([](auto& t) { t.padding = -1; }),
+  EXPECT_EQ(with([](auto&) {}), "no error");
+  EXPECT_EQ(with([](auto& t) { t.batch = 0; }), "no error");
+  EXPECT_EQ(with([](auto& t) { t.depth = 0; }), "no error");
+  EXPECT_EQ(with([](auto& t) { t.k = 0; }), "draft_topk: k is 0, expected 1..1024");
+  EXPECT_EQ(with([](auto& t) { t.k = 1025; }), "draft_topk: k is 1025, expected 1..1024");
+  EXPECT_EQ(with([](auto& t) { t.vocab = 0; }), "draft_topk: vocab is 0, expected 1 or more");
+  EXPECT_EQ(with([](auto& t) { t.padding = -1; }),
             "draft_topk: row_stride is 7, expected at least 8 (vocab)");
-  EXPECT_EQ(message_of([](auto& t) { t.dtype = DType::kF64; }),
+  EXPECT_EQ(with([](auto& t) { t.dtype = DType::kF64; }),
             "draft_topk: dtype is f64, expected f32, bf16 or f16");
   DraftTopkParams p = {.row_stride = 1, .batch = 1, .depth = 1, .vocab = 1, .k = 1};
   EXPECT_THROW(check(p), Error);  // null arrays

@@ -4,7 +4,7 @@
 
 #include "base/dtype.h"
 #include "ops/backend.h"
-#include "tests/ops/expect_error.h"
+#include "tests/errors.h"
 #include "tests/ops/random.h"
 #include "tests/ops/weights.h"
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "tests/errors.h"
 #include "tests/ops/arrays.h"
 #include "tests/ops/attention_problem.h"
 #include "tests/ops/golden.h"
@@ -267,13 +268,7 @@ TEST(KvCommitArguments, RefusesWhatWouldWriteOutside) {
   const auto with = [&](auto change) -> std::string {
     CommitProblem bad = good;
     change(bad);
-    try {
-      run(cpu_backend(), bad);
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
-      return e.what();
-    }
-    return "no error";
+    return test::message_of([&] { run(cpu_backend(), bad); }, ErrorCode::kInvalidArgument);
   };
   EXPECT_EQ(with([](auto&) {}), "no error");
   EXPECT_EQ(with([](auto& c) { c.block_table[1] = 2; }),

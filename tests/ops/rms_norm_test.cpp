@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "ops/backend.h"
-#include "tests/ops/expect_error.h"
+#include "tests/errors.h"
 #include "tests/ops/golden.h"
 #include "tests/ops/random.h"
 #include "tests/ops/tolerance.h"

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "cpu/philox.h"
+#include "tests/errors.h"
 #include "tests/ops/arrays.h"
 #include "tests/ops/golden.h"
 #include "tests/ops/on_backends.h"
@@ -416,23 +417,18 @@ TEST_P(TreeAccept, BadRowsFailTheirRequestAndLargeVocabulariesAreExact) {
   }
 }
 
-std::string message_of(const AcceptProblem& a) {
-  try {
-    run(cpu_backend(), a, Targets::kNone);
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
-    return e.what();
-  }
-  return "no error";
+std::string refusal(const AcceptProblem& a) {
+  return test::message_of([&] { run(cpu_backend(), a, Targets::kNone); },
+                          ErrorCode::kInvalidArgument);
 }
 
 TEST(TreeAcceptArguments, RefusesImpossibleArguments) {
   const AcceptProblem good = root_alone({1, 2}, {});
-  EXPECT_EQ(message_of(good), "no error");
+  EXPECT_EQ(refusal(good), "no error");
   const auto with = [&](auto change) {
     AcceptProblem bad = good;
     change(bad);
-    return message_of(bad);
+    return refusal(bad);
   };
   EXPECT_EQ(with([](auto& a) { a.sampling[0].temperature = -1; }),
             "sampling: temperature is -1, expected 0 (greedy) or a positive number");

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "tests/errors.h"
 #include "tests/ops/arrays.h"
 #include "tests/ops/golden.h"
 #include "tests/ops/on_backends.h"
@@ -336,38 +337,33 @@ TEST_P(TreeBuild, NanNeverEnters) {
   EXPECT_EQ(rows.n_nodes[0], 2);
 }
 
-std::string message_of(const Batch& batch, bool enough_workspace = true) {
-  try {
-    run(cpu_backend(), batch, enough_workspace);
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
-    return e.what();
-  }
-  return "no error";
+std::string refusal(const Batch& batch, bool enough_workspace = true) {
+  return test::message_of([&] { run(cpu_backend(), batch, enough_workspace); },
+                          ErrorCode::kInvalidArgument);
 }
 
 TEST(TreeBuildArguments, RefusesImpossibleArguments) {
   const Batch good = one_request({{-1, -2}}, {.budget = 70, .max_depth = 1, .max_rank = 2});
-  EXPECT_EQ(message_of(good), "no error");
+  EXPECT_EQ(refusal(good), "no error");
   Batch bad = good;
   bad.n_words = 1;
-  EXPECT_EQ(message_of(bad), "tree_build: n_words is 1, expected at least 2 for max_budget 70");
+  EXPECT_EQ(refusal(bad), "tree_build: n_words is 1, expected at least 2 for max_budget 70");
   bad = good;
   bad.max_budget = 1025;
-  EXPECT_EQ(message_of(bad), "tree_build: max_budget is 1025, expected 0..1024");
+  EXPECT_EQ(refusal(bad), "tree_build: max_budget is 1025, expected 0..1024");
   bad = good;
   bad.requests[0].budget = 71;
-  EXPECT_EQ(message_of(bad), "tree_build: budget is 71, expected 0..70 (max_budget)");
+  EXPECT_EQ(refusal(bad), "tree_build: budget is 71, expected 0..70 (max_budget)");
   bad = good;
   bad.requests[0].max_depth = 2;
-  EXPECT_EQ(message_of(bad), "tree_build: max_depth is 2, expected 0..1 (depth)");
+  EXPECT_EQ(refusal(bad), "tree_build: max_depth is 2, expected 0..1 (depth)");
   bad = good;
   bad.requests[0].max_rank = 3;
-  EXPECT_EQ(message_of(bad), "tree_build: max_rank is 3, expected 1..2 (k)");
+  EXPECT_EQ(refusal(bad), "tree_build: max_rank is 3, expected 1..2 (k)");
   bad = good;
   bad.requests[0].row_offset = -1;
-  EXPECT_EQ(message_of(bad), "tree_build: row_offset is -1, expected 0 or more");
-  EXPECT_NE(message_of(good, false).find("workspace.bytes is 0, expected at least"),
+  EXPECT_EQ(refusal(bad), "tree_build: row_offset is -1, expected 0 or more");
+  EXPECT_NE(refusal(good, false).find("workspace.bytes is 0, expected at least"),
             std::string::npos);
   TreeBuildParams p;
   p.batch = 1;

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "cpu/attention_block.h"
 #include "cpu/isa.h"
+#include "tests/errors.h"
 #include "tests/ops/attention_golden.h"
 #include "tests/ops/attention_problem.h"
 #include "tests/ops/golden.h"
@@ -380,14 +381,8 @@ TEST_P(VerifyAttention, EmptyBatchesAreFine) {
   EXPECT_TRUE(run(backend(), a).out.empty());
 }
 
-std::string message_of(const AttentionProblem& a) {
-  try {
-    run(cpu_backend(), a);
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
-    return e.what();
-  }
-  return "no error";
+std::string refusal(const AttentionProblem& a) {
+  return test::message_of([&] { run(cpu_backend(), a); }, ErrorCode::kInvalidArgument);
 }
 
 TEST(VerifyAttentionOnCpu, RefusesWhatWouldReadOutside) {
@@ -395,11 +390,11 @@ TEST(VerifyAttentionOnCpu, RefusesWhatWouldReadOutside) {
   AttentionProblem good = mla_problem(2);
   good.latent = 32;
   add_request(good, random, 70, 3, {-1, 0, 0});
-  EXPECT_EQ(message_of(good), "no error");
+  EXPECT_EQ(refusal(good), "no error");
   const auto with = [&](auto change) {
     AttentionProblem bad = good;
     change(bad);
-    return message_of(bad);
+    return refusal(bad);
   };
   EXPECT_EQ(with([](auto& a) { a.block_table[1] = 2; }),
             "verify_attention: block_table is 2, expected 0..1 at block 1 of request 0");

@@ -1,45 +1,21 @@
 // Writes small checkpoints for the tests of src/checkpoint.
 #pragma once
 
-#include <gtest/gtest.h>
-#include <stdlib.h>
-
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "base/dtype.h"
-#include "base/error.h"
+#include "tests/errors.h"
+#include "tests/temp_dir.h"
 
 namespace kdt::checkpoint {
 
+using test::expect_has;
+using test::message_of;
+using test::TempDir;
 using TestJson = nlohmann::ordered_json;
-
-// A directory that is removed again.
-class TempDir {
- public:
-  TempDir() {
-    std::string path = testing::TempDir() + "kdt_checkpoint_XXXXXX";
-    EXPECT_NE(::mkdtemp(path.data()), nullptr);
-    path_ = path;
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-
-  const std::string& path() const { return path_; }
-  std::string write(const std::string& name, const std::string& content) const {
-    const std::string path = path_ + "/" + name;
-    std::ofstream(path, std::ios::binary) << content;
-    return path;
-  }
-
- private:
-  std::string path_;
-};
 
 struct TestTensor {
   std::string name;
@@ -98,24 +74,6 @@ inline std::string safetensors(const std::vector<TestTensor>& tensors) {
   std::string text = header.dump();
   if (text.size() % 2 == 0) text += ' ';
   return with_header(text, payload);
-}
-
-// The message of the kdt::Error that `body` throws; "" and a test failure when it throws none.
-template <typename Body>
-std::string error_of(Body body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_NE(error.code(), ErrorCode::kInternal) << error.what();
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
-
-inline void expect_has(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << '"' << text << "\" lacks \"" << part << '"';
 }
 
 }  // namespace kdt::checkpoint

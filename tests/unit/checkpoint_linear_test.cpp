@@ -189,14 +189,14 @@ TEST(LinearSource, BrokenParts) {
     SCOPED_TRACE(c.expected);
     const Directory dir(c.tensors);
     const Checkpoint checkpoint = dir.open();
-    expect_has(error_of([&] { load_linear(checkpoint, c.config, "m", 4, 64); }), c.expected);
+    expect_has(message_of([&] { load_linear(checkpoint, c.config, "m", 4, 64); }), c.expected);
   }
 }
 
 TEST(LinearSource, ColumnsMustFillGroups) {
   const Directory dir({zeros("m.weight_packed", "I32", {4, 6})});
   const Checkpoint checkpoint = dir.open();
-  expect_has(error_of([&] { load_linear(checkpoint, kInt4Groups, "m", 4, 48); }),
+  expect_has(message_of([&] { load_linear(checkpoint, kInt4Groups, "m", 4, 48); }),
              "has 48 columns, expected a multiple of group_size 32");
 }
 

@@ -20,7 +20,7 @@ std::string index_of(const TestJson& map) {
 }
 
 std::string open_error(const TempDir& dir) {
-  return error_of([&] { Checkpoint checkpoint(dir.path()); });
+  return message_of([&] { Checkpoint checkpoint(dir.path()); });
 }
 
 TEST(Checkpoint, ReadsASingleFile) {
@@ -51,7 +51,7 @@ TEST(Checkpoint, GetNamesTensorFoundAndExpected) {
   dir.write("model.safetensors", safetensors({floats("a.weight", {1, 2})}));
   const Checkpoint checkpoint(dir.path());
   const auto get_error = [&](const char* name, std::vector<int64_t> shape, DType dtype) {
-    return error_of([&] { checkpoint.get(name, shape, {dtype, DType::kBF16}); });
+    return message_of([&] { checkpoint.get(name, shape, {dtype, DType::kBF16}); });
   };
   expect_has(get_error("a.weight", {3}, DType::kF32),
              "model.safetensors: tensor a.weight is f32 [2], expected f32 or bf16 [3]");
@@ -64,7 +64,7 @@ TEST(Checkpoint, GetNamesTensorFoundAndExpected) {
 TEST(Checkpoint, NoWeights) {
   const TempDir dir;
   expect_has(open_error(dir), dir.path() + ": no weights: expected ");
-  expect_has(error_of([&] { Checkpoint(dir.path() + "/nowhere"); }), "nowhere: no weights");
+  expect_has(message_of([&] { Checkpoint(dir.path() + "/nowhere"); }), "nowhere: no weights");
 }
 
 TEST(Checkpoint, IndexProblems) {

@@ -91,7 +91,8 @@ TEST(TargetConfig, NullQueryRankMeansOneProjection) {
   json["q_lora_rank"] = nullptr;
   EXPECT_EQ(parse_target(json).q_lora_rank, 0);
   json.erase("q_lora_rank");
-  expect_has(error_of([&] { parse_target(json); }), "q_lora_rank is missing, expected an integer");
+  expect_has(message_of([&] { parse_target(json); }),
+             "q_lora_rank is missing, expected an integer");
 }
 
 TEST(TargetConfig, StopTokensAreTheUnion) {
@@ -102,9 +103,9 @@ TEST(TargetConfig, StopTokensAreTheUnion) {
   json.erase("eos_token_id");
   EXPECT_TRUE(parse_target(json).stop_token_ids.empty());
   EXPECT_TRUE(parse_target(json, R"({"eos_token_id": null})").stop_token_ids.empty());
-  expect_has(error_of([&] { parse_target(json, R"({"eos_token_id": 100})"); }),
+  expect_has(message_of([&] { parse_target(json, R"({"eos_token_id": 100})"); }),
              "dir/generation_config.json: eos_token_id is 100, expected a token id");
-  expect_has(error_of([&] { parse_target(json, "[1]"); }), "dir/generation_config.json: a JSON");
+  expect_has(message_of([&] { parse_target(json, "[1]"); }), "dir/generation_config.json: a JSON");
 }
 
 TEST(TargetConfig, RopeParametersHoldTheThetaToo) {
@@ -205,7 +206,7 @@ TEST(TargetConfig, ContradictionsNameFileKeyValueAndExpectation) {
   };
   for (const BadConfig& bad : table) {
     SCOPED_TRACE(std::string(bad.pointer) + " " + bad.expected);
-    const std::string message = error_of([&] { parse_target(changed(flat_target(), bad)); });
+    const std::string message = message_of([&] { parse_target(changed(flat_target(), bad)); });
     expect_has(message, "dir/config.json: ");
     expect_has(message, bad.expected);
   }
@@ -214,11 +215,11 @@ TEST(TargetConfig, ContradictionsNameFileKeyValueAndExpectation) {
 TEST(TargetConfig, ProductsStayBounded) {
   TestJson json = flat_target();
   json["num_attention_heads"] = json["num_key_value_heads"] = 1 << 17;
-  expect_has(error_of([&] { parse_target(json); }), "num_attention_heads times head width");
+  expect_has(message_of([&] { parse_target(json); }), "num_attention_heads times head width");
   json = flat_target();
   json["n_routed_experts"] = 1024;
   json["num_hidden_layers"] = 1024;
-  expect_has(error_of([&] { parse_target(json); }), "n_routed_experts times num_hidden_layers");
+  expect_has(message_of([&] { parse_target(json); }), "n_routed_experts times num_hidden_layers");
 }
 
 TEST(TargetConfig, OtherQuantizationSchemesAreRefused) {
@@ -245,19 +246,19 @@ TEST(TargetConfig, OtherQuantizationSchemesAreRefused) {
   for (const BadConfig& bad : table) {
     SCOPED_TRACE(bad.pointer);
     json["quantization_config"] = changed(int4_quantization(), bad);
-    expect_has(error_of([&] { parse_target(json); }), bad.expected);
+    expect_has(message_of([&] { parse_target(json); }), bad.expected);
   }
 }
 
 TEST(TargetConfig, BrokenTextIsOneShortLine) {
   for (const std::string text : {"", "{", "null", "[]", "{\"a\":1,\"a\":2}", "{\"a\":NaN}",
                                  "{\"a\":1e999}", "\xff\xfe", "{}"}) {
-    const std::string message = error_of([&] { parse_target_config("dir/config.json", text); });
+    const std::string message = message_of([&] { parse_target_config("dir/config.json", text); });
     expect_has(message, "dir/config.json: ");
     EXPECT_LT(message.size(), 250u);
   }
   const std::string deep(100000, '[');
-  expect_has(error_of([&] { parse_target_config("c", deep); }), "nested deeper");
+  expect_has(message_of([&] { parse_target_config("c", deep); }), "nested deeper");
 }
 
 TEST(DraftConfig, ReadsTheTinyDrafter) {
@@ -323,14 +324,14 @@ TEST(DraftConfig, ContradictionsNameFileKeyValueAndExpectation) {
   };
   for (const BadConfig& bad : table) {
     SCOPED_TRACE(std::string(bad.pointer) + " " + bad.expected);
-    const std::string message = error_of([&] { parse_draft(changed(draft(), bad)); });
+    const std::string message = message_of([&] { parse_draft(changed(draft(), bad)); });
     expect_has(message, "dir/config.json: ");
     expect_has(message, bad.expected);
   }
   TestJson json = draft();
   json.erase("layer_types");
   json["use_sliding_window"] = true;
-  expect_has(error_of([&] { parse_draft(json); }), "layer_types is missing");
+  expect_has(message_of([&] { parse_draft(json); }), "layer_types is missing");
 }
 
 TEST(DraftConfig, PairsMustMatch) {
@@ -340,15 +341,15 @@ TEST(DraftConfig, PairsMustMatch) {
            {"hidden_size", 128}, {"vocab_size", 101}, {"num_target_layers", 4}}) {
     TestJson json = draft();
     json[key] = value;
-    expect_has(error_of([&] { check_pair(target, parse_draft(json)); }),
+    expect_has(message_of([&] { check_pair(target, parse_draft(json)); }),
                fmt::format("{} is {}, expected ", key, value));
   }
 }
 
 TEST(Config, MissingFilesAreNamed) {
   const TempDir dir;
-  expect_has(error_of([&] { load_target_config(dir.path()); }), "/config.json: cannot open");
-  expect_has(error_of([&] { load_draft_config(dir.path()); }), "/config.json: cannot open");
+  expect_has(message_of([&] { load_target_config(dir.path()); }), "/config.json: cannot open");
+  expect_has(message_of([&] { load_draft_config(dir.path()); }), "/config.json: cannot open");
 }
 
 }  // namespace

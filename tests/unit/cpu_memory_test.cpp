@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "ops/backend.h"
-#include "tests/ops/expect_error.h"
+#include "tests/errors.h"
 
 namespace kdt {
 namespace {

@@ -1,5 +1,4 @@
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstdio>
@@ -13,30 +12,16 @@
 #include "kdtr/reader.h"
 #include "kdtr/summary.h"
 #include "kdtr/writer.h"
+#include "tests/errors.h"
+#include "tests/temp_dir.h"
 
 namespace kdt::kdtr {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-// A directory of this test alone, removed afterwards.
-struct TempDir {
-  std::string path = testing::TempDir() + "/kdtr_test_" + std::to_string(::getpid());
-  TempDir() { std::filesystem::create_directories(path); }
-  ~TempDir() { std::filesystem::remove_all(path); }
-  std::string file(const std::string& name) const { return path + "/" + name; }
-};
-
-template <typename Action>
-void expect_error(Action action, ErrorCode code, const std::string& words) {
-  try {
-    action();
-    ADD_FAILURE() << "no error, expected: " << words;
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), code) << e.what();
-    EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
-  }
-}
+using test::expect_error;
+using test::TempDir;
 
 uint32_t crc32c_by_definition(const Bytes& bytes) {
   uint32_t state = 0xffffffff;
@@ -95,9 +80,9 @@ TEST(Kdtr, RoundTripThroughAFile) {
   EXPECT_EQ(file.at("scalar").as<int64_t>()[0], -7);
   EXPECT_TRUE(file.at("empty").as<float>().empty());
   EXPECT_EQ(file.find("logit"), nullptr);
-  expect_error([&] { file.at("absent"); }, ErrorCode::kBadFile, "a.kdtr: no tensor 'absent'");
-  expect_error([&] { got.as<double>(); }, ErrorCode::kBadFile, "'logits' is f32, expected f64");
-  expect_error([&] { file.at("cache").as<uint16_t>(); }, ErrorCode::kBadFile, "expected u16");
+  expect_error(ErrorCode::kBadFile, "a.kdtr: no tensor 'absent'", [&] { file.at("absent"); });
+  expect_error(ErrorCode::kBadFile, "'logits' is f32, expected f64", [&] { got.as<double>(); });
+  expect_error(ErrorCode::kBadFile, "expected u16", [&] { file.at("cache").as<uint16_t>(); });
 }
 
 TEST(Kdtr, OrderOfListingDoesNotMatter) {
@@ -131,8 +116,8 @@ TEST(Kdtr, MemoryMustBeAligned) {
   const Bytes good = serialize({}, {}, "x");
   Bytes shifted(good.size() + 1);
   std::memcpy(shifted.data() + 1, good.data(), good.size());
-  expect_error([&] { Reader(std::span(shifted).subspan(1), "x"); }, ErrorCode::kInvalidArgument,
-               "aligned");
+  expect_error(ErrorCode::kInvalidArgument, "aligned",
+               [&] { Reader(std::span(shifted).subspan(1), "x"); });
 }
 
 TEST(Kdtr, WriterRefusesAndKeepsTheOldFile) {
@@ -142,9 +127,9 @@ TEST(Kdtr, WriterRefusesAndKeepsTheOldFile) {
   const auto expect_refused = [&](std::vector<Tensor> tensors, const Metadata& metadata,
                                   const std::string& rule) {
     std::ofstream(path) << "old";
-    expect_error([&] { write_file(path, tensors, metadata); }, ErrorCode::kBadFile, rule);
+    expect_error(ErrorCode::kBadFile, rule, [&] { write_file(path, tensors, metadata); });
     EXPECT_EQ(read_text_file(path, 100), "old");
-    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path), {}), 1);
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
   };
   const auto named = [&](std::string name) { return make_tensor<uint8_t>(name, {3}, x); };
   const auto shaped = [&](std::vector<int64_t> shape) {
@@ -169,9 +154,9 @@ TEST(Kdtr, WriterRefusesAndKeepsTheOldFile) {
 }
 
 TEST(Kdtr, MissingDirectoryIsAnIoError) {
-  expect_error([] { write_file("/nonexistent/x.kdtr", {}); }, ErrorCode::kIo,
-               "/nonexistent/x.kdtr");
-  expect_error([] { Reader("/nonexistent/x.kdtr"); }, ErrorCode::kIo, "/nonexistent/x.kdtr");
+  expect_error(ErrorCode::kIo, "/nonexistent/x.kdtr",
+               [] { write_file("/nonexistent/x.kdtr", {}); });
+  expect_error(ErrorCode::kIo, "/nonexistent/x.kdtr", [] { Reader("/nonexistent/x.kdtr"); });
 }
 
 TEST(Kdtr, IsKdtrLooksAtTheMagic) {

@@ -1,11 +1,11 @@
 // What the tokenizer's files may and may not say.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/mapped_file.h"
+#include "tests/errors.h"
 #include "text/split_pattern.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_spec.h"
@@ -13,16 +13,9 @@
 namespace kdt::text {
 namespace {
 
-const std::string kTinyDir = KDT_SOURCE_DIR "/models/tiny-k2";
+using test::message_of;
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
+const std::string kTinyDir = KDT_SOURCE_DIR "/models/tiny-k2";
 
 nlohmann::json tiny_json() {
   return nlohmann::json::parse(read_text_file(kTinyDir + "/tokenizer.json", 1 << 20));
@@ -38,27 +31,31 @@ TEST(TokenizerJson, RefusesWhatItDoesNotRead) {
     nlohmann::json value;
     std::string message;
   } cases[] = {
-      {"/model/type", "WordPiece", "t.json: model.type: \"WordPiece\", only \"BPE\" is read"},
-      {"/model/dropout", 0.1, "t.json: model.dropout: 0.1"},
-      {"/model/byte_fallback", true, "t.json: model.byte_fallback: true"},
-      {"/model/end_of_word_suffix", "</w>", "t.json: model.end_of_word_suffix: \"</w>\""},
+      {"/model/type", "WordPiece", "t.json: model.type is \"WordPiece\", expected \"BPE\""},
+      {"/model/dropout", 0.1, "t.json: model.dropout is 0.1, expected 0"},
+      {"/model/byte_fallback", true, "t.json: model.byte_fallback is true, expected false"},
+      {"/model/end_of_word_suffix", "</w>",
+       "t.json: model.end_of_word_suffix is \"</w>\", expected \"\""},
       {"/normalizer", {{"type", "NFC"}}, "t.json: normalizer: type 'NFC', only null is read"},
       {"/decoder", {{"type", "Metaspace"}}, "t.json: decoder: not ByteLevel"},
       {"/pre_tokenizer",
        {{"type", "Whitespace"}},
        "t.json: pre_tokenizer: type 'Whitespace', only Sequence, Split and ByteLevel are read"},
       {"/pre_tokenizer/pretokenizers/1/add_prefix_space", true,
-       "t.json: pre_tokenizer.add_prefix_space: true"},
+       "t.json: pre_tokenizer.add_prefix_space is true, expected false"},
       {"/pre_tokenizer/pretokenizers/0/behavior", "MergedWithNext",
-       "t.json: pre_tokenizer.behavior: \"MergedWithNext\" with invert false; only Isolated, and "
-       "Removed with invert true, are read"},
+       "t.json: pre_tokenizer.behavior is \"MergedWithNext\", expected Isolated, or Removed with "
+       "invert true"},
       {"/pre_tokenizer/pretokenizers/1/type", "Split",
-       "t.json: field 'pattern' is missing, expected object"},
-      {"/added_tokens/2/lstrip", true, "t.json: added_tokens['<|im_end|>'].lstrip: true"},
-      {"/added_tokens/2/single_word", true, "t.json: added_tokens['<|im_end|>'].single_word: true"},
+       "t.json: pre_tokenizer.pattern is missing, expected an object"},
+      {"/added_tokens/2/lstrip", true,
+       "t.json: added_tokens['<|im_end|>'].lstrip is true, expected false"},
+      {"/added_tokens/2/single_word", true,
+       "t.json: added_tokens['<|im_end|>'].single_word is true, expected false"},
       {"/added_tokens/2/id", 17,
        "t.json: added token '<|im_end|>' with id 17 contradicts model.vocab"},
-      {"/added_tokens/2/id", -1, "t.json: token id -1 is outside 0..4194303"},
+      {"/added_tokens/2/id", -1,
+       "t.json: added_tokens['<|im_end|>'].id is -1, expected an integer from 0 to 4194303"},
       {"/added_tokens/2/content", "", "t.json: added token 4066 has 0 bytes, expected 1..1024"},
       {"/added_tokens/2/content", "[BOS]", "t.json: added token '[BOS]' appears twice"},
       {"/added_tokens/2/id", 4065, "t.json: added token id 4065 appears twice"},
@@ -70,8 +67,8 @@ TEST(TokenizerJson, RefusesWhatItDoesNotRead) {
       {"/model/merges/0",
        {"a", "ghost"},
        "t.json: model.merges[0] uses 'ghost', which is not in the vocab"},
-      {"/model/merges", 3, "t.json: field 'merges' is number, expected array"},
-      {"/model", nullptr, "t.json: field 'model' is missing, expected object"},
+      {"/model/merges", 3, "t.json: model.merges is 3, expected a list"},
+      {"/model", nullptr, "t.json: model is null, expected an object"},
   };
   for (const auto& c : cases) {
     nlohmann::json json = tiny_json();
@@ -86,9 +83,9 @@ TEST(TokenizerJson, RefusesBrokenJson) {
                 parse_tokenizer_json("t.json", "{\"model\": ");
               }).starts_with("t.json: not valid JSON: "));
   EXPECT_EQ(message_of([] { parse_tokenizer_json("t.json", std::string(1 << 20, '[')); }),
-            "t.json: JSON nested beyond 200 levels");
+            "t.json: JSON nested deeper than 100 levels");
   EXPECT_EQ(message_of([] { parse_tokenizer_json("t.json", "[]"); }),
-            "t.json: field 'model' is missing, expected object");
+            "t.json: model is missing, expected an object");
 }
 
 TEST(TokenizerJson, TextNeverMergesIntoASpecialToken) {
@@ -168,7 +165,7 @@ TEST(Tiktoken, RefusesBrokenFiles) {
   EXPECT_EQ(tiktoken_error(ranks(), R"({"added_tokens_decoder": {"x": {"content": "[X]"}}})"),
             "m with tokenizer_config.json: added_tokens_decoder key 'x' is not a token id");
   EXPECT_EQ(tiktoken_error(ranks(), "", R"({"vocab_size": 99999999})"),
-            "m: token id 99999998 is outside 0..4194303");
+            "m with config.json: vocab_size is 99999999, expected an integer from 0 to 4194304");
 }
 
 TEST(SplitPattern, RewritesWhatPcre2ReadsDifferently) {

@@ -5,16 +5,18 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <random>
 #include <thread>
 
 #include "base/error.h"
 #include "base/mapped_file.h"
 #include "base/utf8.h"
+#include "tests/errors.h"
 
 namespace kdt::text {
 namespace {
+
+using test::message_of;
 
 const std::string kTinyDir = KDT_SOURCE_DIR "/models/tiny-k2";
 
@@ -25,15 +27,6 @@ const Tokenizer& tiny() {
 
 std::vector<int32_t> parse(std::string_view text) {
   return tiny().encode(text, SpecialTokens::kParse);
-}
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 TEST(Utf8, ReplacesEachMaximalIllFormedPart) {

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "tests/errors.h"
 
 namespace kdt::tree {
 namespace {
@@ -22,45 +23,39 @@ DraftTree tree_of(const std::vector<int32_t>& parents) {
   return tree;
 }
 
-std::string message_of(const DraftTree& tree) {
-  try {
-    validate(tree);
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
-    return e.what();
-  }
-  return "valid";
+std::string refusal(const DraftTree& tree) {
+  return test::message_of([&] { validate(tree); }, ErrorCode::kInvalidArgument);
 }
 
 TEST(DraftTree, ValidateNamesTheBrokenInvariant) {
   const DraftTree good = tree_of({-1, 0, 0, 1, 3});
-  EXPECT_EQ(message_of(good), "valid");
-  EXPECT_EQ(message_of(tree_of({-1})), "valid");
+  EXPECT_EQ(refusal(good), "no error");
+  EXPECT_EQ(refusal(tree_of({-1})), "no error");
   EXPECT_EQ(
-      message_of({}),
+      refusal({}),
       "draft tree: 0 tokens, 0 parents, 0 depths, 0 scores, expected one of each per node and "
       "at least a root");
   DraftTree bad = good;
   bad.scores.pop_back();
-  EXPECT_NE(message_of(bad).find("4 scores"), std::string::npos);
+  EXPECT_NE(refusal(bad).find("4 scores"), std::string::npos);
   bad = good;
   bad.parents[0] = 0;
-  EXPECT_EQ(message_of(bad), "draft tree: parent of node 0 is 0, expected -1");
+  EXPECT_EQ(refusal(bad), "draft tree: parent of node 0 is 0, expected -1");
   bad = good;
   bad.parents[2] = 2;
-  EXPECT_EQ(message_of(bad), "draft tree: parent of node 2 is 2, expected a node before it");
+  EXPECT_EQ(refusal(bad), "draft tree: parent of node 2 is 2, expected a node before it");
   bad.parents[2] = -1;
-  EXPECT_EQ(message_of(bad), "draft tree: parent of node 2 is -1, expected a node before it");
+  EXPECT_EQ(refusal(bad), "draft tree: parent of node 2 is -1, expected a node before it");
   bad = good;
   bad.depths[4] = 2;
-  EXPECT_EQ(message_of(bad), "draft tree: depth of node 4 is 2, expected 3");
+  EXPECT_EQ(refusal(bad), "draft tree: depth of node 4 is 2, expected 3");
   bad = good;
   bad.tokens[2] = bad.tokens[1];
-  EXPECT_EQ(message_of(bad),
+  EXPECT_EQ(refusal(bad),
             "draft tree: node 0 has two children with token 1, expected different tokens");
   bad = good;
   bad.scores[3] = NAN;
-  EXPECT_EQ(message_of(bad), "draft tree: score of node 3 is not a number");
+  EXPECT_EQ(refusal(bad), "draft tree: score of node 3 is not a number");
 }
 
 TEST(DraftTree, AncestorWordsHoldThePath) {

@@ -10,11 +10,11 @@ namespace kdt::model {
 namespace {
 
 using checkpoint::bytes_of;
-using checkpoint::error_of;
-using checkpoint::expect_has;
 using checkpoint::float_tensor;
 using checkpoint::QuantizationConfig;
 using checkpoint::TestTensor;
+using test::expect_has;
+using test::message_of;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -24,7 +24,7 @@ const WeightLoader::Weight kLinear{.is_linear = true, .name = "m", .shape = {2, 
 // Loads with `load(loader)` from a checkpoint of these tensors.
 template <typename Load>
 void with_loader(const std::vector<TestTensor>& tensors, Load load) {
-  const checkpoint::TempDir dir;
+  const test::TempDir dir;
   dir.write("model.safetensors", checkpoint::safetensors(tensors));
   const checkpoint::Checkpoint opened(dir.path());
   const QuantizationConfig fp8{.format = QuantizationConfig::Format::kFp8Block, .block_size = 128};
@@ -39,7 +39,7 @@ std::vector<TestTensor> fp8_module(uint8_t code, float scale) {
 
 TEST(WeightLoader, NonFiniteWeightsAreRefusedByName) {
   const auto linear_error = [](const std::vector<TestTensor>& tensors) {
-    return error_of(
+    return message_of(
         [&] { with_loader(tensors, [](WeightLoader& loader) { loader.linear(kLinear); }); });
   };
   with_loader(fp8_module(5, 1.0f), [](WeightLoader& loader) { loader.linear(kLinear); });
@@ -51,7 +51,7 @@ TEST(WeightLoader, NonFiniteWeightsAreRefusedByName) {
                  "tensor m.weight holds NaN or infinity");
 
   const std::vector<TestTensor> vector = {float_tensor("v", "F32", {2}, {1, kNan})};
-  expect_has(error_of([&] {
+  expect_has(message_of([&] {
                with_loader(vector, [](WeightLoader& loader) {
                  loader.vector({.name = "v", .shape = {2}});
                });
@@ -60,7 +60,7 @@ TEST(WeightLoader, NonFiniteWeightsAreRefusedByName) {
 }
 
 TEST(WeightLoader, ProgressEndsAtAllBytesWhateverIsLeftOut) {
-  const checkpoint::TempDir dir;
+  const test::TempDir dir;
   dir.write("model.safetensors",
             checkpoint::safetensors({float_tensor("used", "F32", {2}, {1, 2}),
                                      checkpoint::zeros("skipped", "F32", {5})}));
