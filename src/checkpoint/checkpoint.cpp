@@ -2,11 +2,12 @@
 
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "checkpoint/config.h"
 #include "checkpoint/elements.h"
-#include "checkpoint/json_reader.h"
 
 namespace kdt::checkpoint {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/mapped_file.h"
@@ -36,7 +37,7 @@ void parse_attention(const JsonObject& text, TargetConfig& config) {
       text, "num_attention_heads", config.n_heads, "head width",
       std::max(config.qk_nope_head_dim + std::max(config.qk_rope_head_dim, config.v_head_dim),
                config.kv_lora_rank + config.qk_rope_head_dim));
-  if (!text.boolean_or("rope_interleave", true)) text.unsupported("rope_interleave", "true");
+  text.require_default("rope_interleave", true);
 }
 
 void parse_experts(const JsonObject& text, TargetConfig& config) {
@@ -74,10 +75,8 @@ void parse_routing(const JsonObject& text, TargetConfig& config) {
   config.routed_scaling_factor =
       static_cast<float>(text.number_or("routed_scaling_factor", 1.0, 1e-6, 1e6));
   config.norm_topk_prob = text.boolean_or("norm_topk_prob", true);
-  if (text.text_or("scoring_func", "sigmoid") != "sigmoid")
-    text.unsupported("scoring_func", "\"sigmoid\"");
-  if (text.text_or("topk_method", "noaux_tc") != "noaux_tc")
-    text.unsupported("topk_method", "\"noaux_tc\"");
+  text.require_default("scoring_func", "sigmoid");
+  text.require_default("topk_method", "noaux_tc");
 }
 
 // eos_token_id: an id, a list of ids, or null.
@@ -115,13 +114,12 @@ JsonObject find_text_config(const JsonObject& top, TargetConfig& config) {
   if (architecture != kNestedArchitecture)
     top.unsupported("architectures",
                     fmt::format("[\"{}\"] or [\"{}\"]", kFlatArchitecture, kNestedArchitecture));
-  const std::optional<JsonObject> text = top.object_or_none("text_config");
-  if (!text) top.fail("text_config", fmt::format("an object, as {} has", kNestedArchitecture));
+  const JsonObject text = top.object("text_config");
   config.weight_prefix = "language_model.";
-  const std::string inner = first_architecture(*text);
+  const std::string inner = first_architecture(text);
   if (!inner.empty() && inner != kFlatArchitecture)
-    text->unsupported("architectures", fmt::format("[\"{}\"]", kFlatArchitecture));
-  return *text;
+    text.unsupported("architectures", fmt::format("[\"{}\"]", kFlatArchitecture));
+  return text;
 }
 
 }  // namespace

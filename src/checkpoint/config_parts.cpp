@@ -10,8 +10,8 @@ std::string first_architecture(const JsonObject& config) {
 }
 
 void require_plain_block(const JsonObject& config) {
-  if (config.text_or("hidden_act", "silu") != "silu") config.unsupported("hidden_act", "\"silu\"");
-  if (config.boolean_or("attention_bias", false)) config.unsupported("attention_bias", "false");
+  config.require_default("hidden_act", "silu");
+  config.require_default("attention_bias", false);
 }
 
 void require_width(const JsonObject& config, const std::string& heads_key, int64_t heads,
@@ -54,7 +54,7 @@ RopeConfig parse_rope(const JsonObject& config, int64_t dim, int64_t max_positio
   rope.mscale_all_dim = scaling->number_or("mscale_all_dim", rope.mscale_all_dim, 0, 100);
   if (scaling->find("attention_factor"))
     rope.attention_factor = scaling->number("attention_factor", 1e-6, 1e6);
-  if (!scaling->boolean_or("truncate", true)) scaling->unsupported("truncate", "true");
+  scaling->require_default("truncate", true);
   return rope;
 }
 

@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include "base/json.h"
 #include "checkpoint/config.h"
-#include "checkpoint/json_reader.h"
 
 namespace kdt::checkpoint {
 

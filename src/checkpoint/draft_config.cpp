@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/mapped_file.h"
@@ -40,24 +41,23 @@ void parse_sizes(const JsonObject& top, DraftConfig& config) {
 }
 
 void parse_dflash(const JsonObject& top, DraftConfig& config) {
-  const std::optional<JsonObject> dflash = top.object_or_none("dflash_config");
-  if (!dflash) top.fail("dflash_config", "an object");
-  const JsonObject& block_home = top.find("block_size") ? top : *dflash;
+  const JsonObject dflash = top.object("dflash_config");
+  const JsonObject& block_home = top.find("block_size") ? top : dflash;
   config.block_size = block_home.integer("block_size", 2, kMaxBlock);
-  if (dflash->integer_or("block_size", config.block_size, 2, kMaxBlock) != config.block_size)
-    dflash->fail("block_size", fmt::format("the top level's block_size {}", config.block_size));
+  if (dflash.integer_or("block_size", config.block_size, 2, kMaxBlock) != config.block_size)
+    dflash.fail("block_size", fmt::format("the top level's block_size {}", config.block_size));
   config.mask_token_id =
-      static_cast<int32_t>(dflash->integer("mask_token_id", 0, config.vocab_size - 1));
+      static_cast<int32_t>(dflash.integer("mask_token_id", 0, config.vocab_size - 1));
   config.n_target_layers = top.integer("num_target_layers", 1, kMaxLayers);
-  const Json* ids = dflash->find("target_layer_ids");
+  const Json* ids = dflash.find("target_layer_ids");
   const std::string expectation =
       fmt::format("1 to 64 layer indices below num_target_layers {}", config.n_target_layers);
   if (!ids || !ids->is_array() || ids->empty() || ids->size() > 64)
-    dflash->fail("target_layer_ids", expectation);
+    dflash.fail("target_layer_ids", expectation);
   for (const Json& id : *ids) {
     const bool fits = id.is_number_unsigned() &&
                       id.get<uint64_t>() < static_cast<uint64_t>(config.n_target_layers);
-    if (!fits) dflash->fail("target_layer_ids", expectation);
+    if (!fits) dflash.fail("target_layer_ids", expectation);
     config.target_layer_ids.push_back(id.get<int64_t>());
   }
 }

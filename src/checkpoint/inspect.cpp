@@ -4,10 +4,10 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
 #include "checkpoint/expected_weights.h"
-#include "checkpoint/json_reader.h"
 #include "checkpoint/linear_source.h"
 
 namespace kdt::checkpoint {

@@ -1,5 +1,7 @@
 #include "checkpoint/quantization_config.h"
 
+#include <nlohmann/json.hpp>
+
 #include "base/error.h"
 
 namespace kdt::checkpoint {
@@ -24,26 +26,24 @@ QuantizationConfig parse_int4_pack(const JsonObject& quantization) {
   require_null(*group, "output_activations");
   if (group->texts_or_empty("targets") != std::vector<std::string>{"Linear"})
     group->unsupported("targets", "[\"Linear\"]");
-  const auto weights = group->object_or_none("weights");
-  if (!weights) group->fail("weights", "an object");
-  if (weights->integer("num_bits", 1, 64) != 4) weights->unsupported("num_bits", "4");
-  require_text(*weights, "type", "int");
-  require_text(*weights, "strategy", "group");
-  if (!weights->boolean_or("symmetric", true)) weights->unsupported("symmetric", "true");
-  if (weights->boolean_or("dynamic", false)) weights->unsupported("dynamic", "false");
-  require_null(*weights, "actorder");
+  const JsonObject weights = group->object("weights");
+  if (weights.integer("num_bits", 1, 64) != 4) weights.unsupported("num_bits", "4");
+  require_text(weights, "type", "int");
+  require_text(weights, "strategy", "group");
+  weights.require_default("symmetric", true);
+  weights.require_default("dynamic", false);
+  require_null(weights, "actorder");
 
   QuantizationConfig out;
   out.format = QuantizationConfig::Format::kInt4Pack;
-  out.group_size = weights->integer("group_size", 8, 1 << 20);
-  if (out.group_size % 8 != 0) weights->fail("group_size", "a multiple of 8");
+  out.group_size = weights.integer("group_size", 8, 1 << 20);
+  if (out.group_size % 8 != 0) weights.fail("group_size", "a multiple of 8");
   return out;
 }
 
 QuantizationConfig parse_fp8_block(const JsonObject& quantization) {
-  if (quantization.text_or("fmt", "e4m3") != "e4m3") quantization.unsupported("fmt", "\"e4m3\"");
-  if (quantization.text_or("activation_scheme", "dynamic") != "dynamic")
-    quantization.unsupported("activation_scheme", "\"dynamic\"");
+  quantization.require_default("fmt", "e4m3");
+  quantization.require_default("activation_scheme", "dynamic");
   const Json* block = quantization.find("weight_block_size");
   if (!block || *block != Json::array({128, 128}))
     quantization.unsupported("weight_block_size", "[128, 128]");

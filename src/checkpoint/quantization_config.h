@@ -1,8 +1,8 @@
 // quantization_config of a target config.json. Internal to src/checkpoint.
 #pragma once
 
+#include "base/json.h"
 #include "checkpoint/config.h"
-#include "checkpoint/json_reader.h"
 
 namespace kdt::checkpoint {
 

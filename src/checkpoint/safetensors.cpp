@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "checkpoint/json_reader.h"
+#include "base/json.h"
 
 namespace kdt::checkpoint {
 namespace {

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/mapped_file.h"
-#include "text/json_fields.h"
 #include "text/tool_declaration.h"
 
 namespace kdt::text {
@@ -105,7 +105,7 @@ class KimiPrompt {
 
   void write_tools() {
     if (conversation_.tools_json.empty()) return;
-    const Json tools = parse_json("tools", conversation_.tools_json);
+    const Json tools = parse_json(conversation_.tools_json, "tools");
     if (!tools.is_array()) refuse(format_, "tools are not a JSON array");
     if (tools.empty()) return;
     std::optional<std::string> text;
@@ -201,9 +201,9 @@ std::string read_chat_template(const std::string& dir) {
   if (file_exists(file)) return read_text_file(file, kMaxTemplateBytes);
   const std::string config_file = (path / "tokenizer_config.json").string();
   if (file_exists(config_file)) {
-    const Json config = parse_json(config_file, read_text_file(config_file, kMaxConfigBytes));
-    const Json& text = optional_field(config, "chat_template");
-    if (text.is_string()) return text.get<std::string>();
+    const Json config = parse_json(read_text_file(config_file, kMaxConfigBytes), config_file);
+    const Json* text = JsonObject(config, config_file).find("chat_template");
+    if (text && text->is_string()) return text->get<std::string>();
   }
   throw_error(ErrorCode::kUnsupported,
               "{}: no chat template (chat_template.jinja, or a string in tokenizer_config.json)",

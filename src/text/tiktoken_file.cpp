@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "text/json_fields.h"
+#include "base/json.h"
 #include "text/tokenizer_spec.h"
 
 namespace kdt::text {
@@ -72,33 +72,32 @@ void parse_ranks(const std::string& source, std::string_view text, TokenizerSpec
 }
 
 // The content and the special flag of the tokens that tokenizer_config.json names, by id.
-std::map<int32_t, AddedToken> named_tokens(const std::string& source, const Json& config) {
+std::map<int32_t, AddedToken> named_tokens(const std::string& source, const JsonObject& config) {
   std::map<int32_t, AddedToken> named;
-  const Json& tokens = optional_field(config, "added_tokens_decoder");
-  if (!tokens.is_null()) require_object(source, config, "added_tokens_decoder");
-  for (const auto& [key, value] : tokens.items()) {
+  const Json* decoder = config.find("added_tokens_decoder");
+  if (!decoder) return named;
+  if (!decoder->is_object()) config.fail("added_tokens_decoder", "an object");
+  for (const auto& [key, value] : decoder->items()) {
     int64_t id = -1;
     if (std::from_chars(key.data(), key.data() + key.size(), id).ptr != key.data() + key.size()) {
       throw_error(ErrorCode::kBadFile, "{}: added_tokens_decoder key '{}' is not a token id",
                   source, key);
     }
+    const JsonObject token(value, source, "added_tokens_decoder." + key + ".");
     named[checked_token_id(source, id)] = {.id = static_cast<int32_t>(id),
-                                           .content = require_string(source, value, "content"),
-                                           .special = flag_field(source, value, "special", false),
+                                           .content = token.text("content"),
+                                           .special = token.boolean_or("special", false),
                                            .normalized = false};
   }
   return named;
 }
 
-int64_t config_vocab_size(const std::string& source, const Json& config) {
-  const Json& text_config = optional_field(config, "text_config");
-  const Json& nested = optional_field(text_config, "vocab_size");
-  const Json& size = nested.is_null() ? optional_field(config, "vocab_size") : nested;
-  if (size.is_null()) return 0;
-  if (!size.is_number_integer()) {
-    throw_error(ErrorCode::kBadFile, "{}: config.json: vocab_size is not an integer", source);
-  }
-  return size.get<int64_t>();
+int64_t config_vocab_size(const std::string& source, std::string_view config_json) {
+  const Json document = parse_object(config_json, source);
+  const JsonObject top(document, source);
+  const auto text = top.object_or_none("text_config");
+  return (text && text->find("vocab_size") ? *text : top)
+      .integer_or("vocab_size", 0, 0, kMaxTokenId + 1);
 }
 
 }  // namespace
@@ -112,31 +111,27 @@ TokenizerSpec parse_tiktoken(const std::string& source, std::string_view ranks,
   parse_ranks(source, ranks, &spec);
 
   const std::string config_source = source + " with tokenizer_config.json";
-  const Json config = tokenizer_config_json.empty()
-                          ? Json::object()
-                          : parse_json(config_source, tokenizer_config_json);
-  if (!config.is_object())
-    throw_error(ErrorCode::kBadFile, "{}: a JSON object was expected, found {}", config_source,
-                config.type_name());
-  const Json& tokenizer_class = optional_field(config, "tokenizer_class");
-  if (!tokenizer_class.is_null() && tokenizer_class != "TikTokenTokenizer") {
+  const Json document = tokenizer_config_json.empty()
+                            ? Json::object()
+                            : parse_object(tokenizer_config_json, config_source);
+  const JsonObject config(document, config_source);
+  const Json* tokenizer_class = config.find("tokenizer_class");
+  if (tokenizer_class && *tokenizer_class != "TikTokenTokenizer") {
     throw_error(
         ErrorCode::kUnsupported,
         "{}: tokenizer_class is {}; of tiktoken files only Kimi's TikTokenTokenizer is known",
-        config_source, tokenizer_class.dump());
+        config_source, shown(*tokenizer_class));
   }
   std::map<int32_t, AddedToken> named = named_tokens(config_source, config);
   int64_t end = named.empty() ? 0 : int64_t{named.rbegin()->first} + 1;
   if (!config_json.empty()) {
-    end = std::max(
-        end, config_vocab_size(source, parse_json(source + " with config.json", config_json)));
+    end = std::max(end, config_vocab_size(source + " with config.json", config_json));
   }
   const auto n_ranks = static_cast<int32_t>(spec.vocab.size());
   if (!named.empty() && named.begin()->first < n_ranks) {
     throw_error(ErrorCode::kBadFile, "{}: added token {} has the id of a rank (0..{})",
                 config_source, named.begin()->first, n_ranks - 1);
   }
-  if (end > n_ranks) checked_token_id(source, end - 1);
   for (auto id = n_ranks; id < end; ++id) {
     const auto found = named.find(id);
     spec.added.push_back(found != named.end()

@@ -6,8 +6,8 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/utf8.h"
-#include "text/json_fields.h"
 #include "text/tokenizer_spec.h"
 
 namespace kdt::text {
@@ -46,22 +46,22 @@ VocabEntry vocab_entry(int32_t id, std::string_view token) {
 
 class Reader {
  public:
-  Reader(const std::string& source, const Json& root) : source_(source), root_(root) {
+  Reader(const Json& root, const std::string& source) : source_(source), root_(root, source) {
     spec_.source = source;
   }
 
   TokenizerSpec read() {
-    const Json& model = require_object(source_, root_, "model");
+    const JsonObject model = root_.object("model");
     read_model_options(model);
     read_vocab(model);
     read_merges(model);
     read_added_tokens();
     protect_special_tokens();
     read_normalizer();
-    read_pre_tokenizer(optional_field(root_, "pre_tokenizer"));
+    read_pre_tokenizer(root_.object("pre_tokenizer"));
     if (!has_byte_level_) refuse("pre_tokenizer", "no ByteLevel step; only byte-level BPE is read");
-    const Json& decoder = optional_field(root_, "decoder");
-    if (type_of(decoder) != "ByteLevel") refuse("decoder", "not ByteLevel");
+    if (root_.object("decoder").text_or("type", "") != "ByteLevel")
+      refuse("decoder", "not ByteLevel");
     return std::move(spec_);
   }
 
@@ -70,28 +70,19 @@ class Reader {
     throw_error(ErrorCode::kUnsupported, "{}: {}: {}", source_, field, what);
   }
 
-  static std::string type_of(const Json& object) {
-    const Json& type = optional_field(object, "type");
-    return type.is_string() ? type.get<std::string>() : std::string();
+  void read_model_options(const JsonObject& model) {
+    model.require_default("type", "BPE");
+    if (model.number_or("dropout", 0, 0, 1) != 0) model.unsupported("dropout", "0");
+    model.require_default("continuing_subword_prefix", "");
+    model.require_default("end_of_word_suffix", "");
+    model.require_default("byte_fallback", false);
+    spec_.whole_piece_first = model.boolean_or("ignore_merges", false);
   }
 
-  void read_model_options(const Json& model) {
-    if (const Json& type = optional_field(model, "type"); !type.is_null() && type != "BPE") {
-      refuse("model.type", type.dump() + ", only \"BPE\" is read");
-    }
-    const Json& dropout = optional_field(model, "dropout");
-    if (!dropout.is_null() && dropout != 0) refuse("model.dropout", dropout.dump());
-    for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-      const Json& value = optional_field(model, key);
-      if (!value.is_null() && value != "") refuse(fmt::format("model.{}", key), value.dump());
-    }
-    if (flag_field(source_, model, "byte_fallback", false)) refuse("model.byte_fallback", "true");
-    spec_.whole_piece_first = flag_field(source_, model, "ignore_merges", false);
-  }
-
-  void read_vocab(const Json& model) {
-    const Json& vocab = require_object(source_, model, "vocab");
-    for (const auto& [token, id] : vocab.items()) {
+  void read_vocab(const JsonObject& model) {
+    const Json* vocab = model.find("vocab");
+    if (!vocab || !vocab->is_object()) model.fail("vocab", "an object");
+    for (const auto& [token, id] : vocab->items()) {
       if (!id.is_number_integer()) {
         throw_error(ErrorCode::kBadFile, "{}: model.vocab['{}'] is {}, expected an integer",
                     source_, token, id.type_name());
@@ -112,8 +103,8 @@ class Reader {
     return found->second;
   }
 
-  void read_merges(const Json& model) {
-    const Json& merges = require_array(source_, model, "merges");
+  void read_merges(const JsonObject& model) {
+    const Json& merges = model.list("merges");
     spec_.merges.emplace();
     for (size_t i = 0; i < merges.size(); ++i) {
       const Json& merge = merges[i];
@@ -137,19 +128,13 @@ class Reader {
   }
 
   void read_added_tokens() {
-    const Json& added = optional_field(root_, "added_tokens");
-    if (added.is_null()) return;
-    if (!added.is_array()) refuse("added_tokens", "not an array");
-    for (const Json& token : added) {
-      const Json& id = optional_field(token, "id");
-      if (!id.is_number_integer()) refuse("added_tokens", "an entry without an integer id");
-      const std::string content = require_string(source_, token, "content");
-      for (const char* flag : {"lstrip", "rstrip", "single_word"}) {
-        if (flag_field(source_, token, flag, false)) {
-          refuse(fmt::format("added_tokens['{}'].{}", content, flag), "true");
-        }
-      }
-      const int32_t checked = checked_token_id(source_, id.get<int64_t>());
+    if (!root_.find("added_tokens")) return;
+    for (const Json& entry : root_.list("added_tokens")) {
+      const std::string content = JsonObject(entry, source_, "added_tokens.").text("content");
+      const JsonObject token(entry, source_, fmt::format("added_tokens['{}'].", content));
+      const auto checked = static_cast<int32_t>(token.integer("id", 0, kMaxTokenId));
+      for (const char* flag : {"lstrip", "rstrip", "single_word"})
+        token.require_default(flag, false);
       const auto same_id = tokens_.find(checked);
       const auto same_content = ids_.find(content);
       if ((same_id != tokens_.end() && same_id->second != content) ||
@@ -157,11 +142,11 @@ class Reader {
         throw_error(ErrorCode::kBadFile, "{}: added token '{}' with id {} contradicts model.vocab",
                     source_, content, checked);
       }
-      const bool special = flag_field(source_, token, "special", false);
+      const bool special = token.boolean_or("special", false);
       spec_.added.push_back({.id = checked,
                              .content = content,
                              .special = special,
-                             .normalized = flag_field(source_, token, "normalized", !special)});
+                             .normalized = token.boolean_or("normalized", !special)});
     }
   }
 
@@ -179,61 +164,51 @@ class Reader {
   }
 
   void read_normalizer() const {
-    const Json& normalizer = optional_field(root_, "normalizer");
-    const bool nothing =
-        normalizer.is_null() || (type_of(normalizer) == "Sequence" &&
-                                 optional_field(normalizer, "normalizers") == Json::array());
-    if (!nothing) refuse("normalizer", "type '" + type_of(normalizer) + "', only null is read");
+    const auto normalizer = root_.object_or_none("normalizer");
+    if (!normalizer) return;
+    const std::string type = normalizer->text_or("type", "");
+    if (type != "Sequence" || !normalizer->list("normalizers").empty())
+      refuse("normalizer", "type '" + type + "', only null is read");
   }
 
-  void read_pre_tokenizer(const Json& step) {
-    const std::string type = type_of(step);
+  void read_pre_tokenizer(const JsonObject& step) {
+    const std::string type = step.text_or("type", "");
     if (has_byte_level_) refuse("pre_tokenizer", "a step after ByteLevel");
     if (type == "Sequence") {
-      const Json& steps = require_array(source_, step, "pretokenizers");
-      for (const Json& inner : steps) {
-        if (type_of(inner) == "Sequence") refuse("pre_tokenizer", "a Sequence in a Sequence");
+      for (const Json& value : step.list("pretokenizers")) {
+        const JsonObject inner(value, source_, "pre_tokenizer.");
+        if (inner.text_or("type", "") == "Sequence")
+          refuse("pre_tokenizer", "a Sequence in a Sequence");
         read_pre_tokenizer(inner);
       }
     } else if (type == "Split") {
       read_split(step);
     } else if (type == "ByteLevel") {
       has_byte_level_ = true;
-      if (flag_field(source_, step, "add_prefix_space", true)) {
-        refuse("pre_tokenizer.add_prefix_space", "true");
-      }
-      if (flag_field(source_, step, "use_regex", true)) {
+      if (step.boolean_or("add_prefix_space", true)) step.unsupported("add_prefix_space", "false");
+      if (step.boolean_or("use_regex", true))
         spec_.splits.push_back({.pattern = std::string(kByteLevelPattern)});
-      }
     } else {
       refuse("pre_tokenizer", "type '" + type + "', only Sequence, Split and ByteLevel are read");
     }
   }
 
-  void read_split(const Json& step) {
-    const Json& pattern = require_object(source_, step, "pattern");
-    const Json& regex = optional_field(pattern, "Regex");
-    const Json& literal = optional_field(pattern, "String");
-    if (!regex.is_string() && !literal.is_string()) {
-      refuse("pre_tokenizer.pattern", "neither Regex nor String");
-    }
-    const bool invert = flag_field(source_, step, "invert", false);
-    const Json& behavior = optional_field(step, "behavior");
+  void read_split(const JsonObject& step) {
+    const JsonObject pattern = step.object("pattern");
+    const bool is_regex = pattern.find("Regex") != nullptr;
+    const bool invert = step.boolean_or("invert", false);
+    const std::string behavior = step.text_or("behavior", "");
     const bool isolated = behavior == "Isolated";
-    if (!isolated && !(behavior == "Removed" && invert)) {
-      refuse("pre_tokenizer.behavior",
-             fmt::format("{} with invert {}; only Isolated, and Removed with invert true, are read",
-                         behavior.dump(), invert));
-    }
+    if (!isolated && !(behavior == "Removed" && invert))
+      step.unsupported("behavior", "Isolated, or Removed with invert true");
     spec_.splits.push_back(
-        {.pattern = (regex.is_string() ? regex : literal).get<std::string>(),
-         .syntax =
-             regex.is_string() ? SplitPattern::Syntax::kRegex : SplitPattern::Syntax::kLiteral,
+        {.pattern = pattern.text(is_regex ? "Regex" : "String"),
+         .syntax = is_regex ? SplitPattern::Syntax::kRegex : SplitPattern::Syntax::kLiteral,
          .gaps = isolated ? SplitPattern::Gaps::kKeep : SplitPattern::Gaps::kDrop});
   }
 
   const std::string& source_;
-  const Json& root_;
+  JsonObject root_;
   TokenizerSpec spec_;
   std::unordered_map<std::string, int32_t> ids_;
   std::unordered_map<int32_t, std::string> tokens_;
@@ -243,8 +218,8 @@ class Reader {
 }  // namespace
 
 TokenizerSpec parse_tokenizer_json(const std::string& source, std::string_view json) {
-  const Json root = parse_json(source, json);
-  return Reader(source, root).read();
+  const Json root = parse_json(json, source);
+  return Reader(root, source).read();
 }
 
 }  // namespace kdt::text

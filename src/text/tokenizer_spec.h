@@ -6,11 +6,21 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
 #include "text/split_pattern.h"
 
 namespace kdt::text {
+
+// Token ids index tables that are allocated up to the largest one.
+inline constexpr int64_t kMaxTokenId = (int64_t{1} << 22) - 1;
+
+inline int32_t checked_token_id(const std::string& source, int64_t id) {
+  if (id < 0 || id > kMaxTokenId)
+    throw_error(ErrorCode::kBadFile, "{}: token id {} is outside 0..{}", source, id, kMaxTokenId);
+  return static_cast<int32_t>(id);
+}
 
 struct SplitStep {
   std::string pattern;

@@ -15,6 +15,13 @@ struct NoTypescript {};
 
 constexpr std::string_view kIndent = "  ";
 
+// Null where it is missing.
+const Json& optional_field(const Json& object, const char* key) {
+  static const Json null;
+  const auto found = object.find(key);
+  return found == object.end() ? null : *found;
+}
+
 std::string join(const std::vector<std::string>& parts, std::string_view separator) {
   return fmt::format("{}", fmt::join(parts, separator));
 }

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "text/json_fields.h"
+#include "base/json.h"
 
 namespace kdt::text {
 

@@ -1,15 +1,15 @@
-#include "checkpoint/json_reader.h"
+#include "base/json.h"
 
-#include <algorithm>
+#include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "base/error.h"
 
-namespace kdt::checkpoint {
+namespace kdt {
 namespace {
 
 constexpr size_t kMaxShown = 80;
-constexpr int kMaxDepth = 16;
+constexpr int kMaxDepth = 100;
 
 // Rejects what the parser would accept silently.
 class StrictCallback {
@@ -60,10 +60,9 @@ std::string shown(const Json& value) {
   return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
-Json parse_object(std::string_view text, const std::string& file) {
-  Json document;
+Json parse_json(std::string_view text, const std::string& file) {
   try {
-    document = Json::parse(text.begin(), text.end(), StrictCallback(file));
+    return Json::parse(text.begin(), text.end(), StrictCallback(file));
   } catch (const Json::exception& e) {
     // Drop the library's "[json.exception.parse_error.101] " in front of the reason.
     const std::string_view what = e.what();
@@ -71,10 +70,18 @@ Json parse_object(std::string_view text, const std::string& file) {
     throw_error(ErrorCode::kBadFile, "{}: not valid JSON: {}", file,
                 printable(bracket == what.npos ? what : what.substr(bracket + 2)));
   }
+}
+
+Json parse_object(std::string_view text, const std::string& file) {
+  Json document = parse_json(text, file);
   if (!document.is_object())
     throw_error(ErrorCode::kBadFile, "{}: a JSON object was expected, found {}", file,
                 document.type_name());
   return document;
+}
+
+bool JsonObject::has(const std::string& key) const {
+  return object_->contains(key);
 }
 
 const Json* JsonObject::find(const std::string& key) const {
@@ -107,6 +114,24 @@ int64_t JsonObject::integer(const std::string& key, int64_t low, int64_t high) c
   return value->get<int64_t>();
 }
 
+std::string JsonObject::text(const std::string& key) const {
+  const Json* value = find(key);
+  if (!value || !value->is_string()) fail(key, "a string");
+  return value->get<std::string>();
+}
+
+const Json& JsonObject::list(const std::string& key) const {
+  const Json* value = find(key);
+  if (!value || !value->is_array()) fail(key, "a list");
+  return *value;
+}
+
+JsonObject JsonObject::object(const std::string& key) const {
+  const Json* value = find(key);
+  if (!value || !value->is_object()) fail(key, "an object");
+  return JsonObject(*value, file_, prefix_ + key + ".");
+}
+
 int64_t JsonObject::integer_or(const std::string& key, int64_t fallback, int64_t low,
                                int64_t high) const {
   return find(key) ? integer(key, low, high) : fallback;
@@ -132,17 +157,13 @@ bool JsonObject::boolean_or(const std::string& key, bool fallback) const {
 }
 
 std::string JsonObject::text_or(const std::string& key, const std::string& fallback) const {
-  const Json* value = find(key);
-  if (value && !value->is_string()) fail(key, "a string");
-  return value ? value->get<std::string>() : fallback;
+  return find(key) ? text(key) : fallback;
 }
 
 std::vector<std::string> JsonObject::texts_or_empty(const std::string& key) const {
   std::vector<std::string> out;
-  const Json* value = find(key);
-  if (!value) return out;
-  if (!value->is_array()) fail(key, "a list of strings");
-  for (const Json& item : *value) {
+  if (!find(key)) return out;
+  for (const Json& item : list(key)) {
     if (!item.is_string()) fail(key, "a list of strings");
     out.push_back(item.get<std::string>());
   }
@@ -150,10 +171,16 @@ std::vector<std::string> JsonObject::texts_or_empty(const std::string& key) cons
 }
 
 std::optional<JsonObject> JsonObject::object_or_none(const std::string& key) const {
-  const Json* value = find(key);
-  if (!value) return std::nullopt;
-  if (!value->is_object()) fail(key, "an object");
-  return JsonObject(*value, file_, prefix_ + key + ".");
+  if (!find(key)) return std::nullopt;
+  return object(key);
 }
 
-}  // namespace kdt::checkpoint
+void JsonObject::require_default(const std::string& key, const char* value) const {
+  if (text_or(key, value) != value) unsupported(key, fmt::format("\"{}\"", value));
+}
+
+void JsonObject::require_default(const std::string& key, bool value) const {
+  if (boolean_or(key, value) != value) unsupported(key, value ? "true" : "false");
+}
+
+}  // namespace kdt
