@@ -8,6 +8,7 @@
 
 #include "apps/commands.h"
 #include "base/mapped_file.h"
+#include "engine/request.h"
 #include "ops/tree_build.h"
 #include "text/chat.h"
 
@@ -95,8 +96,8 @@ std::vector<Ids> encode_prompts(const PromptOptions& o, const std::string& model
 int32_t pages_for(const std::vector<Ids>& prompts, int max_tokens, int max_batch, int64_t context) {
   std::vector<int64_t> pages;
   for (const Ids& prompt : prompts) {
-    const int64_t longest = static_cast<int64_t>(prompt.size()) + max_tokens + kMaxDepth;
-    pages.push_back((std::min(longest, context) + kPageTokens - 1) / kPageTokens);
+    const engine::Request request{.prompt = prompt, .max_tokens = max_tokens};
+    pages.push_back(engine::pages_needed(request, context, kMaxDepth));
   }
   std::sort(pages.rbegin(), pages.rend());
   int64_t sum = 0;

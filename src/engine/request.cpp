@@ -1,6 +1,18 @@
 #include "engine/request.h"
 
+#include <algorithm>
+
+#include "base/rounding.h"
+#include "ops/row_batch.h"
+
 namespace kdt::engine {
+
+int32_t pages_needed(const Request& request, int64_t context_len, int32_t draft_depth) {
+  // The last round starts with fewer than max_tokens committed and adds up to L + 1.
+  const int64_t longest =
+      static_cast<int64_t>(request.prompt.size()) + request.max_tokens + draft_depth;
+  return static_cast<int32_t>(ceil_div(std::min(longest, context_len), int64_t{kPageTokens}));
+}
 
 bool RequestStream::next(Event* event) {
   std::unique_lock lock(mutex_);

@@ -31,6 +31,9 @@ struct Request {
   bool want_trees = false;  // attach every round's tree to its event
 };
 
+// KV pages that the whole run of `request` may need. It goes no further than the context.
+int32_t pages_needed(const Request& request, int64_t context_len, int32_t draft_depth);
+
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
 
 // One round's draft tree and the path the target accepted (node ids, root first).

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/rounding.h"
-
 namespace kdt::engine {
 namespace {
 
@@ -23,11 +21,7 @@ int32_t Scheduler::token_limit(const Request& request) const {
 }
 
 int32_t Scheduler::pages_needed(const Request& request) const {
-  // The last round starts with fewer than token_limit tokens committed and adds up to L + 1.
-  const int64_t longest =
-      static_cast<int64_t>(request.prompt.size()) + token_limit(request) + executor_.draft_depth();
-  return static_cast<int32_t>(
-      ceil_div(std::min<int64_t>(longest, executor_.context_len()), kPageTokens));
+  return engine::pages_needed(request, executor_.context_len(), executor_.draft_depth());
 }
 
 void Scheduler::add(Request request, std::shared_ptr<RequestStream> stream) {

@@ -17,7 +17,6 @@ class Scheduler {
  public:
   Scheduler(Executor& executor, int32_t max_batch);
 
-  // Pages that a run of `request` may need at most.
   int32_t pages_needed(const Request& request) const;
 
   void add(Request request, std::shared_ptr<RequestStream> stream);
