@@ -10,7 +10,8 @@ build: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) -j $(JOBS) --target kdtree
 
 cuda: $(BUILD)/.deps
-	@command -v $${CUDACXX:-nvcc} >/dev/null || { echo "error: make cuda needs nvcc (CUDA 13) on PATH or in CUDACXX" >&2; exit 1; }
+	@command -v $${CUDACXX:-nvcc} >/dev/null || \
+	  { echo "error: make cuda needs nvcc (CUDA 13) on PATH or in CUDACXX" >&2; exit 1; }
 	@cmake -S . -B $(BUILD)/cuda -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDT_CUDA=ON --log-level=WARNING
 	@cmake --build $(BUILD)/cuda -j $(JOBS) --target kdtree gpu_tests
 

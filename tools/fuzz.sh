@@ -3,7 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cmake -S . -B build-fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ \
-  -DKDT_FUZZ=ON -DKDT_TESTS=OFF -DKDT_OPENMP=OFF -DKDT_SANITIZE=address,undefined --log-level=WARNING
+  -DKDT_FUZZ=ON -DKDT_TESTS=OFF -DKDT_OPENMP=OFF -DKDT_SANITIZE=address,undefined \
+  --log-level=WARNING
 cmake --build build-fuzz --target fuzzers
 for target in $(find build-fuzz/src -name 'fuzz_*' -type f -executable); do
   name=$(basename "$target"); name=${name#fuzz_}

@@ -3,4 +3,5 @@
 set -euo pipefail
 dir=$1
 [ -x "$dir/bin/pip" ] || /usr/bin/python3 -m venv "$dir"
-"$dir/bin/pip" install -q --disable-pip-version-check -r "$(dirname "$0")/../python/requirements.txt"
+"$dir/bin/pip" install -q --disable-pip-version-check \
+  -r "$(dirname "$0")/../python/requirements.txt"

@@ -1,1 +1,1 @@
-"""kdtree-engine's Python side: the KDTR container, the numpy references and the golden generators."""
+"""kdtree-engine's Python side: KDTR files, the numpy references, the golden generators."""

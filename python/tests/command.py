@@ -35,7 +35,7 @@ def generate(*arguments, **options):
 
 
 def assert_fails(run, *words, status=1):
-    """One complaint: this exit status, no stdout, at most 3 lines on stderr, the words in line 1."""
+    """One complaint: this status, no stdout, at most 3 lines on stderr, the words in line 1."""
     message = run.stderr.decode()
     lines = message.splitlines()
     assert run.returncode == status, f"exit status {run.returncode}, stderr: {message}"
