@@ -165,66 +165,70 @@ void DraftModel::extend_context(const float* features, const int32_t* positions,
   kv_commit(backend_, commit);
 }
 
+// x += attention(norm(x)), then x += mlp(norm(x)).
+void DraftModel::run_layer(int64_t i, const int32_t* positions, const RowBatch& rows,
+                           const ContextCache& cache) {
+  const auto& c = config_;
+  const int32_t n_rows = rows.n_rows, n_heads = static_cast<int32_t>(c.n_heads);
+  const int64_t hidden = c.hidden_size, q_width = c.n_heads * c.head_dim;
+  const int64_t kv_page = static_cast<int64_t>(kPageTokens) * c.n_kv_heads * c.head_dim;
+  const DraftLayer& layer = layers_[i];
+  norm_rows(backend_, layer.input_norm, x_.data(), hidden, h_.data(), hidden, n_rows,
+            c.rms_norm_eps);
+  project(backend_, layer.q, h_.data(), hidden, q_.data(), q_width, n_rows);
+  rms_norm(backend_, {.x = q_.data(),
+                      .weight = layer.q_norm.data(),
+                      .y = q_.data(),
+                      .n_rows = n_rows,
+                      .n_heads = n_heads,
+                      .dim = static_cast<int32_t>(c.head_dim),
+                      .x_row_stride = q_width,
+                      .y_row_stride = q_width,
+                      .eps = c.rms_norm_eps});
+  rotate(q_.data(), n_heads, positions, n_rows);
+  layer_kv(layer, h_.data(), positions, n_rows, k_.data(), v_.data());
+  const bool sliding = c.layer_is_sliding[i];
+  draft_attention(backend_, {.rows = rows,
+                             .q = q_.data(),
+                             .k = k_.data(),
+                             .v = v_.data(),
+                             .k_pages = cache.k_pages.data() + i * kv_page * cache.n_pages,
+                             .v_pages = cache.v_pages.data() + i * kv_page * cache.n_pages,
+                             .out = attention_.data(),
+                             .n_pages = cache.n_pages,
+                             .n_heads = n_heads,
+                             .n_kv_heads = static_cast<int32_t>(c.n_kv_heads),
+                             .head_dim = static_cast<int32_t>(c.head_dim),
+                             .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)),
+                             .sliding_window = sliding ? static_cast<int32_t>(c.sliding_window) : 0,
+                             .causal = sliding && conventions_.causal_sliding_layers,
+                             .workspace = {workspace_.data(), workspace_.size()}});
+  project(backend_, layer.o, attention_.data(), q_width, x_.data(), hidden, n_rows, true);
+
+  norm_rows(backend_, layer.post_norm, x_.data(), hidden, h_.data(), hidden, n_rows,
+            c.rms_norm_eps);
+  project(backend_, layer.gate, h_.data(), hidden, gate_.data(), c.intermediate_size, n_rows);
+  project(backend_, layer.up, h_.data(), hidden, up_.data(), c.intermediate_size, n_rows);
+  silu_mul(backend_, {.gate = gate_.data(),
+                      .up = up_.data(),
+                      .y = gate_.data(),
+                      .n = n_rows * c.intermediate_size});
+  project(backend_, layer.down, gate_.data(), c.intermediate_size, x_.data(), hidden, n_rows, true);
+}
+
 const float* DraftModel::draft(const int32_t* block_tokens, const int32_t* block_positions,
                                const RowBatch& rows, const ContextCache& cache) {
   const auto& c = config_;
   const model::TargetWeights& target = target_.weights();
-  const int32_t n_rows = rows.n_rows, n_heads = static_cast<int32_t>(c.n_heads);
-  const int64_t hidden = c.hidden_size, q_width = c.n_heads * c.head_dim;
-  const int64_t kv_page = static_cast<int64_t>(kPageTokens) * c.n_kv_heads * c.head_dim;
+  const int64_t hidden = c.hidden_size;
   embedding(backend_, {.tokens = block_tokens,
                        .table = target.embedding.data(),
                        .dtype = target.embedding_dtype,
                        .out = x_.data(),
-                       .n_rows = n_rows,
+                       .n_rows = rows.n_rows,
                        .hidden = static_cast<int32_t>(hidden),
                        .vocab = static_cast<int32_t>(c.vocab_size)});
-  for (int64_t i = 0; i < c.n_layers; ++i) {
-    const DraftLayer& layer = layers_[i];
-    norm_rows(backend_, layer.input_norm, x_.data(), hidden, h_.data(), hidden, n_rows,
-              c.rms_norm_eps);
-    project(backend_, layer.q, h_.data(), hidden, q_.data(), q_width, n_rows);
-    rms_norm(backend_, {.x = q_.data(),
-                        .weight = layer.q_norm.data(),
-                        .y = q_.data(),
-                        .n_rows = n_rows,
-                        .n_heads = n_heads,
-                        .dim = static_cast<int32_t>(c.head_dim),
-                        .x_row_stride = q_width,
-                        .y_row_stride = q_width,
-                        .eps = c.rms_norm_eps});
-    rotate(q_.data(), n_heads, block_positions, n_rows);
-    layer_kv(layer, h_.data(), block_positions, n_rows, k_.data(), v_.data());
-    const bool sliding = c.layer_is_sliding[i];
-    draft_attention(backend_,
-                    {.rows = rows,
-                     .q = q_.data(),
-                     .k = k_.data(),
-                     .v = v_.data(),
-                     .k_pages = cache.k_pages.data() + i * kv_page * cache.n_pages,
-                     .v_pages = cache.v_pages.data() + i * kv_page * cache.n_pages,
-                     .out = attention_.data(),
-                     .n_pages = cache.n_pages,
-                     .n_heads = n_heads,
-                     .n_kv_heads = static_cast<int32_t>(c.n_kv_heads),
-                     .head_dim = static_cast<int32_t>(c.head_dim),
-                     .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)),
-                     .sliding_window = sliding ? static_cast<int32_t>(c.sliding_window) : 0,
-                     .causal = sliding && conventions_.causal_sliding_layers,
-                     .workspace = {workspace_.data(), workspace_.size()}});
-    project(backend_, layer.o, attention_.data(), q_width, x_.data(), hidden, n_rows, true);
-
-    norm_rows(backend_, layer.post_norm, x_.data(), hidden, h_.data(), hidden, n_rows,
-              c.rms_norm_eps);
-    project(backend_, layer.gate, h_.data(), hidden, gate_.data(), c.intermediate_size, n_rows);
-    project(backend_, layer.up, h_.data(), hidden, up_.data(), c.intermediate_size, n_rows);
-    silu_mul(backend_, {.gate = gate_.data(),
-                        .up = up_.data(),
-                        .y = gate_.data(),
-                        .n = n_rows * c.intermediate_size});
-    project(backend_, layer.down, gate_.data(), c.intermediate_size, x_.data(), hidden, n_rows,
-            true);
-  }
+  for (int64_t i = 0; i < c.n_layers; ++i) run_layer(i, block_positions, rows, cache);
   // The root's row predicts nothing: rows 1 .. L of each block, side by side.
   const int32_t block = static_cast<int32_t>(c.block_size);
   for (int32_t b = 0; b < rows.n_requests; ++b)

@@ -65,6 +65,8 @@ class DraftModel {
                      const RowBatch& rows, const ContextCache& cache);
 
  private:
+  void run_layer(int64_t i, const int32_t* positions, const RowBatch& rows,
+                 const ContextCache& cache);
   void layer_kv(const DraftLayer& layer, const float* x, const int32_t* positions, int32_t n_rows,
                 float* k, float* v);
   void rotate(float* x, int32_t n_heads, const int32_t* positions, int32_t n_rows);
