@@ -19,12 +19,13 @@ rule() { printf '\n%s%s%s\n\n' "$bold" "$1" "$plain"; }
 rule 'tiny-k2 (Kimi K2 architecture, 14 M parameters) continues a prompt, DDTree budget 15'
 printf '%s%s%s' "$dim" "$prompt" "$plain"
 "$kdtree" generate "${pair[@]}" --prompt "$prompt" --max-tokens 96 --budget 15 --show-tree
-printf '\n%sOne round: what the drafter proposed in one pass, its probability of each path,\n' "$dim"
-printf 'and the path that the target accepted (●). A chain of best tokens would have ended\n'
+printf '\n%sOne round: what the drafter proposed in one pass, its probability of each path,' "$dim"
+printf '\nand the path that the target accepted (●). A chain of best tokens would have ended\n'
 printf 'earlier.%s\n' "$plain"
 
 rule 'The same prompt and the same tokens, three ways (greedy, batch 1)'
 "$kdtree" bench --decode "${pair[@]}" --prompt "$prompt" --max-tokens 96 --budgets 8,15,32
 printf '%sOn a CPU a small model computes every node of a tree at full cost, so a longer\n' "$dim"
-printf 'acceptance need not be faster; trees pay where reading the weights takes the time.%s\n' "$plain"
+printf 'acceptance need not be faster; trees pay where reading the weights takes the time.%s\n' \
+  "$plain"
 printf '\nNext: build/kdtree generate --help\n'

@@ -10,7 +10,8 @@ import tokenizer_oracles as oracles
 
 GOLDEN = json.loads((oracles.ROOT / "tests/golden/chat_kimi.json").read_text())["cases"]
 TEXTS = ["", "Hi", "def f(x):\n    return x\n", " leading and trailing \n", "漢字 emoji 👩‍👩‍👧",
-         "{{ not a template }} {% raw %}", "日本語\r\n\ttabs", "it's 12345 'quoted'", "<|im_end", "é" * 40]
+         "{{ not a template }} {% raw %}", "日本語\r\n\ttabs", "it's 12345 'quoted'", "<|im_end",
+         "é" * 40]
 
 
 def run(requests):
