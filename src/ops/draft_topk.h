@@ -2,12 +2,12 @@
 // logp = logit - log_z in fp32, log_z the fp32 log-sum-exp over the whole vocabulary.
 // Order: logit descending, token id ascending. Entries past the vocabulary, and entries whose logit
 // is -inf, are (-inf, -1). A NaN logit, or +inf, sets status[b] = 1 and leaves that request's
-// outputs
-// (-inf, -1); the others are unaffected.
+// outputs (-inf, -1); the others are unaffected. The log_z of two backends differ by at most 2 ulp,
+// of 1 where log_z is smaller than that.
 //
 // Where the vocabulary is split over shards, each shard calls draft_topk with `shard` set on its
 // columns, and draft_topk_merge makes of their results what draft_topk would give on all columns:
-// the same ids, and log_z within 2 ulp.
+// the same ids, and log_z as near as two backends'.
 #pragma once
 
 #include <cstdint>

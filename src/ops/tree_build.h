@@ -22,7 +22,7 @@ inline constexpr int kMaxBudget = 1024;
 inline constexpr int kMaxDepth = 31;
 
 struct TreeBuildParams {
-  const float* logp = nullptr;          // [B, L, K], from draft_topk
+  const float* logp = nullptr;          // [B, L, K], from draft_topk: descending, at most 0
   const int32_t* ids = nullptr;         // [B, L, K]
   const int32_t* budget = nullptr;      // [B] 0..1024
   const int32_t* max_depth = nullptr;   // [B] 0..L

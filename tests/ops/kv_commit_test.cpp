@@ -140,13 +140,63 @@ class KvCommit : public OnBackends {};
 INSTANTIATE_ON_BACKENDS(KvCommit);
 
 TEST_P(KvCommit, RandomBatchesEqualTheDefinition) {
-  for (uint64_t seed = 0; seed < 300; ++seed) {
+  const uint64_t n_seeds = is_cpu() ? 300 : 2000;
+  for (uint64_t seed = 0; seed < n_seeds; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     const CommitProblem c = random_problem(random);
     const CommitResult got = run(backend(), c), want = reference(c);
     ASSERT_TRUE(got.pages == want.pages);
     ASSERT_TRUE(got.features == want.features);
+  }
+}
+
+TEST_P(KvCommit, HundredRunsGiveTheSameBits) {
+  Random random(3);
+  const CommitProblem c = random_problem(random);
+  const CommitResult first = run(backend(), c);
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(run(backend(), c).pages == first.pages);
+}
+
+// Pages of more than 2^31 elements, of which a few rows are written and read.
+TEST_P(KvCommit, PagesBeyondTwoToTheThirtyOneElements) {
+  if (is_cpu()) GTEST_SKIP() << "takes 9 GB of memory";
+  constexpr int kPages = 60000, kWidth = 576, kLayers = 2, kRows = 5;
+  Random random(2);
+  const size_t row_bytes = kWidth * 2, layer_bytes = size_t{kPages} * 64 * row_bytes;
+  ASSERT_GT(layer_bytes / 2, size_t{1} << 31);
+  std::vector<char> rows(kLayers * kRows * row_bytes);
+  for (char& x : rows) x = static_cast<char>(random.bits());
+  Array<char> tail(backend(), rows);
+  Buffer<char> pages(backend(), kLayers * layer_bytes);
+  Array<int32_t> offset(backend(), {0}), prefix(backend(), {62}), n_accepted(backend(), {3});
+  Array<int32_t> table(backend(), {kPages - 1, 7}), accepted(backend(), {0, 2, 4});
+  kv_commit(backend(), {.rows = {.n_requests = 1,
+                                 .n_rows = kRows,
+                                 .row_offset = offset.data(),
+                                 .prefix_len = prefix.data(),
+                                 .block_table = table.data(),
+                                 .max_blocks = 2},
+                        .tail = tail.data(),
+                        .pages = pages.data(),
+                        .accepted = accepted.data(),
+                        .n_accepted = n_accepted.data(),
+                        .max_accepted = 3,
+                        .n_layers = kLayers,
+                        .n_pages = kPages,
+                        .width = kWidth,
+                        .tail_layer_stride = kRows * kWidth,
+                        .dtype = DType::kBF16});
+  const size_t slots[] = {(kPages - 1) * 64 + 62, (kPages - 1) * 64 + 63, 7 * 64};
+  std::vector<char> got(row_bytes);
+  for (size_t layer = 0; layer < kLayers; ++layer) {
+    for (size_t i = 0; i < 3; ++i) {
+      const char* want = &rows[(layer * kRows + 2 * i) * row_bytes];
+      backend().copy_out(got.data(), pages.data() + layer * layer_bytes + slots[i] * row_bytes,
+                         row_bytes, {});
+      backend().synchronize({});
+      EXPECT_TRUE(std::equal(got.begin(), got.end(), want)) << layer << ' ' << i;
+    }
   }
 }
 

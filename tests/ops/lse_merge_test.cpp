@@ -62,7 +62,8 @@ class LseMerge : public OnBackends {};
 INSTANTIATE_ON_BACKENDS(LseMerge);
 
 TEST_P(LseMerge, RandomRowsMatchDouble) {
-  for (uint64_t seed = 0; seed < 200; ++seed) {
+  const uint64_t n_seeds = is_cpu() ? 200 : 2000;
+  for (uint64_t seed = 0; seed < n_seeds; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     MergeProblem m;
@@ -94,6 +95,14 @@ TEST_P(LseMerge, RandomRowsMatchDouble) {
     EXPECT_TRUE(run(backend(), m, Into::kA) == got);
     EXPECT_TRUE(run(backend(), m, Into::kB) == got);
   }
+}
+
+TEST_P(LseMerge, HundredRunsGiveTheSameBits) {
+  Random random(7);
+  const MergeProblem m = {512, random.normals(100 * 512), random.normals(100),
+                          random.normals(100 * 512), random.normals(100)};
+  const MergeResult first = run(backend(), m);
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(run(backend(), m) == first);
 }
 
 MergeProblem golden_problem(const Golden& g) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <iterator>
 #include <limits>
 #include <numeric>
 
@@ -11,6 +13,7 @@
 #include "cpu/philox.h"
 #include "tests/errors.h"
 #include "tests/ops/arrays.h"
+#include "tests/ops/attention_problem.h"
 #include "tests/ops/golden.h"
 #include "tests/ops/on_backends.h"
 #include "tests/ops/random.h"
@@ -211,7 +214,8 @@ INSTANTIATE_ON_BACKENDS(TreeAccept);
 
 TEST_P(TreeAccept, RandomBatchesEqualTheDefinition) {
   int n_near = 0, n_draws = 0, n_bad = 0, longest = 0;
-  for (uint64_t seed = 0; seed < 400; ++seed) {
+  const uint64_t n_seeds = is_cpu() ? 400 : 2000;
+  for (uint64_t seed = 0; seed < n_seeds; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     AcceptProblem a = random_problem(random);
@@ -389,7 +393,7 @@ AcceptProblem root_alone(std::vector<float> logits, SamplingParams s) {
   return a;
 }
 
-TEST_P(TreeAccept, BadRowsFailTheirRequestAndLargeVocabulariesAreExact) {
+TEST_P(TreeAccept, BadRowsFailTheirRequest) {
   const float inf = static_cast<float>(kInf);
   for (const float temperature : {0.0f, 1.0f}) {
     for (const std::vector<float>& bad :
@@ -401,19 +405,47 @@ TEST_P(TreeAccept, BadRowsFailTheirRequestAndLargeVocabulariesAreExact) {
       EXPECT_EQ(r.accepted[0], std::vector<int32_t>{0});
     }
   }
-  Random random(8);
-  std::vector<float> logits = random.normals(163840, 2.0f);
+}
+
+TEST_P(TreeAccept, LargeVocabulariesAreExact) {
   const SamplingParams samplers[] = {{.temperature = 1.0f, .seed = 3},
                                      {.temperature = 1.0f, .top_p = 0.95f, .seed = 4},
                                      {.temperature = 0.7f, .top_k = 50, .seed = 5},
                                      {.temperature = 1.0f, .min_p = 0.01f, .seed = 6},
-                                     {.temperature = 8.0f, .top_p = 0.999f, .seed = 7},
+                                     {.temperature = 8.0f, .top_p = 0.9f, .seed = 7},
+                                     {.temperature = 1.0f, .top_p = 0.99f, .top_k = 700, .seed = 8},
                                      {}};
-  for (const SamplingParams& s : samplers) {
+  int n_near = 0;
+  constexpr int kDraws = 14;
+  for (uint64_t seed = 0; seed < kDraws; ++seed) {
+    Random random(seed);
+    const int vocab = seed % 4 == 3 ? 262144 : 163840;
+    std::vector<float> logits = random.normals(vocab, seed % 2 ? 4.0f : 1.0f);
+    if (seed % 3 == 2)
+      for (float& x : logits) x = rounded(x, DType::kBF16);  // thousands of ties
+    const SamplingParams& s = samplers[seed % std::size(samplers)];
     double margin;
-    const int32_t want = reference_token(logits.data(), 163840, s, 1, &margin);
-    ASSERT_GT(margin, near_margin(backend()));
-    EXPECT_EQ(run(backend(), root_alone(logits, s), Targets::kNone).bonus[0], want) << s.seed;
+    const int32_t want = reference_token(logits.data(), vocab, s, 1, &margin);
+    const int32_t got = run(backend(), root_alone(logits, s), Targets::kNone).bonus[0];
+    if (margin < near_margin(backend()))
+      ++n_near;
+    else
+      EXPECT_EQ(got, want) << "seed " << seed;
+  }
+  // A nucleus of a hundred thousand tokens often ends within the margin.
+  std::printf("%d of %d draws have another token within the margin\n", n_near, kDraws);
+  EXPECT_LE(n_near, 4);
+}
+
+TEST_P(TreeAccept, HundredRunsGiveTheSameBits) {
+  Random random(9);
+  const AcceptProblem a = root_alone(random.normals(is_cpu() ? 2000 : 163840, 3.0f),
+                                     {.temperature = 1.0f, .top_p = 0.95f, .seed = 4});
+  const AcceptResult first = run(backend(), a, Targets::kDrawn);
+  for (int i = 0; i < 100; ++i) {
+    const AcceptResult again = run(backend(), a, Targets::kDrawn);
+    ASSERT_EQ(again.targets, first.targets);
+    ASSERT_EQ(again.accepted, first.accepted);
   }
 }
 

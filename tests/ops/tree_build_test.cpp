@@ -157,16 +157,16 @@ Rows run(const Backend& backend, const Batch& batch, bool enough_workspace = tru
 }
 
 // Log-probabilities on a coarse grid are full of ties; `grid` 0 = continuous.
-Batch random_batch(std::mt19937& rng, int n_requests, double grid) {
+Batch random_batch(std::mt19937& rng, int n_requests, double grid, bool large = false) {
   const auto below = [&](int n) { return static_cast<int>(rng() % static_cast<uint32_t>(n)); };
   Batch batch;
   batch.depth = 1 + below(kMaxDepth);
-  batch.k = 1 + below(below(4) ? 8 : 80);
+  batch.k = 1 + below(large ? kMaxBudget : below(4) ? 8 : 80);
   std::vector<int> order(n_requests);
   for (int b = 0; b < n_requests; ++b) {
     order[b] = b;
     Request r;
-    r.budget = below(8) ? below(70) : below(300);
+    r.budget = large ? below(kMaxBudget + 1) : below(8) ? below(70) : below(300);
     r.max_depth = below(8) ? batch.depth : below(batch.depth + 1);
     r.max_rank = below(4) ? batch.k : 1 + below(batch.k);
     r.root_token = below(1000);
@@ -284,6 +284,27 @@ TEST_P(TreeBuild, RandomBatchesEqualTheDefinition) {
     const Batch batch = random_batch(rng, 1 + static_cast<int>(seed % 5), grids[seed % 4]);
     ASSERT_TRUE(run(backend(), batch) == reference(batch));
   }
+}
+
+// Many more, among them full batches and the largest trees.
+TEST_P(TreeBuild, RandomBatchesEqualTheCpu) {
+  if (is_cpu()) GTEST_SKIP() << "the reference itself";
+  for (uint32_t seed = 1000; seed < 3000; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 rng(seed);
+    const double grids[4] = {0.0, 0.5, 0.125, 100.0};
+    const bool large = seed % 40 == 0;
+    const int n_requests = seed % 500 == 1 ? 256 : 1 + static_cast<int>(seed % 5);
+    const Batch batch = random_batch(rng, n_requests, grids[seed / 7 % 4], large);
+    ASSERT_TRUE(run(backend(), batch) == run(cpu_backend(), batch));
+  }
+}
+
+TEST_P(TreeBuild, HundredRunsGiveTheSameBits) {
+  std::mt19937 rng(5);
+  const Batch batch = random_batch(rng, 5, 0.125);
+  const Rows first = run(backend(), batch);
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(run(backend(), batch) == first);
 }
 
 Batch one_request(std::vector<std::vector<float>> logp, Request r) {
