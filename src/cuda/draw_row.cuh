@@ -4,7 +4,8 @@
 // Greedy: one pass. Sampled: the noisy logits are first estimated in fp32; only tokens whose
 // estimate is within the estimate's error of the best are computed in float64, so the decision is
 // that of the definition. Filters become one last key that is kept, found among the best few
-// hundred logits or, where those do not decide it, by bisection over the whole row.
+// hundred logits. Where those are not the nucleus, histograms of the probability over ever narrower
+// ranges of logits find where its mass is reached; what even that does not decide is bisected.
 #pragma once
 
 #include <cfloat>
@@ -20,7 +21,11 @@ using device::kPiece;
 using device::kRowThreads;
 
 constexpr int kDrawList = 2048;  // keys, a power of two
-constexpr int kUsualTopK = 512;  // of a nucleus; a larger one is bisected
+constexpr int kListKeys = kDrawList / kRowThreads;
+constexpr int kUsualTopK = 512;  // of a nucleus
+constexpr int kBins = 16;        // of a histogram, a float per thread and bin
+constexpr int kBinBits = 4;
+constexpr size_t kDrawBytes = size_t{kBins} * kRowThreads * sizeof(float);  // the list's space too
 constexpr float kEstimateSlack = 1e-4f;
 
 // A token and what it is chosen by; the smallest order wins, then the smallest id.
@@ -34,7 +39,8 @@ struct DrawShared {
   Choice choices[device::kMaxRowWarps];      // first CTA
   uint32_t estimates[device::kMaxRowWarps];  // of the whole cluster, in every CTA
   uint64_t last;                             // in every CTA
-  double warp_mass[device::kRowWarps], list_mass;
+  double warp_mass[device::kRowWarps];
+  double bin_mass[2][kBins][device::kMaxCluster];  // of the whole cluster, in every CTA
   float least_logit;
 };
 
@@ -153,11 +159,11 @@ class DrawRow {
       __syncthreads();
       const bool decides = !limited || sampling_.top_k <= kUsualTopK;
       if (totals.count <= kDrawList && decides) search_list(limited, totals.count, totals.sum);
-      __syncthreads();
-      if (threadIdx.x < 32) row_.store_to_all(&s_.last, s_.last);
     }
-    row_.sync();
-    return s_.last == device::kNoLogit ? bisected_last(limited) : s_.last;
+    share_last();
+    uint64_t last = s_.last;
+    if (last == device::kNoLogit && !limited) last = nucleus_last(sampling_.top_p * totals.sum);
+    return last == device::kNoLogit ? bisected_last(limited) : last;
   }
 
   // First CTA: sets s_.last if the list, which holds the best n logits, decides it.
@@ -169,12 +175,17 @@ class DrawRow {
       if (threadIdx.x == 0) s_.last = list_[n_top - 1];
       return;
     }
-    // Running sums: four keys a thread, then over the lanes and the warps.
-    constexpr int kKeys = kDrawList / kRowThreads;
-    const int first = threadIdx.x * kKeys, warp = threadIdx.x / 32;
-    double sums[kKeys], running = 0.0;
-    for (int i = 0; i < kKeys; ++i) {
-      if (first + i < n_top) running += weight(device::key_logit(list_[first + i]));
+    double sums[kListKeys];
+    const double all = running_sums(n_top, sums);
+    find_crossing(n_top, sums, sampling_.top_p * (limited ? all : total));
+  }
+
+  // Running sums of the list's first n weights, kListKeys to a thread; returns that of all.
+  __device__ double running_sums(int n, double (&sums)[kListKeys]) {
+    const int first = threadIdx.x * kListKeys, warp = threadIdx.x / 32;
+    double running = 0.0;
+    for (int i = 0; i < kListKeys; ++i) {
+      if (first + i < n) running += weight(device::key_logit(list_[first + i]));
       sums[i] = running;
     }
     for (int step = 1; step < 32; step *= 2) {
@@ -183,18 +194,112 @@ class DrawRow {
     }
     if (row_.lane() == 31) s_.warp_mass[warp] = running;
     __syncthreads();
-    double before = running - sums[kKeys - 1], all = 0.0;
+    double before = running - sums[kListKeys - 1], all = 0.0;
     for (int i = 0; i < device::kRowWarps; ++i) {
       if (i < warp) before += s_.warp_mass[i];
       all += s_.warp_mass[i];
     }
-    const double wanted = sampling_.top_p * (limited ? all : total);
-    double below = before;
-    for (int i = 0; i < kKeys; ++i) {
-      const double here = before + sums[i];
-      if (first + i < n_top && below < wanted && here >= wanted) s_.last = list_[first + i];
-      below = here;
+    for (double& sum : sums) sum += before;
+    return all;
+  }
+
+  // Sets s_.last to the key at which the running sums reach `wanted`, if they do.
+  __device__ void find_crossing(int n, const double (&sums)[kListKeys], double wanted) {
+    const int first = threadIdx.x * kListKeys;
+    for (int i = 0; i < kListKeys; ++i) {
+      const double below =
+          sums[i] - (first + i < n ? weight(device::key_logit(list_[first + i])) : 0.0);
+      if (first + i < n && below < wanted && sums[i] >= wanted) s_.last = list_[first + i];
     }
+  }
+
+  // How far a logit is below the largest, in 2^-25 of the temperature.
+  __device__ uint32_t steps_below(float x) const {
+    return static_cast<uint32_t>(fminf((peak_ - x) * inverse_t_ * 0x1p25f, 0x1p30f - 64.0f));
+  }
+
+  struct Bin {
+    int index;      // -1: none
+    double before;  // mass of the bins before it
+  };
+  // Which bin of 2^shift steps from `low` holds the mass `wanted`, counted from `low`.
+  __device__ Bin find_bin(uint32_t low, int shift, double wanted, int buffer) {
+    float* mine = reinterpret_cast<float*>(list_) + threadIdx.x;
+    row_.sync();  // the list and this buffer of the bins are free
+    for (int i = 0; i < kBins; ++i) mine[i * kRowThreads] = 0.0f;
+    row_.for_each<device::kWarmBatch>([&](const float(&x)[kPiece], int) {
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) {
+        const uint32_t bin = (steps_below(x[i]) - low) >> shift;
+        if (bin < kBins) mine[bin * kRowThreads] += weight(x[i]);
+      }
+    });
+    __syncthreads();
+    static_assert(kBins == device::kRowWarps, "a warp adds up a bin");
+    const int warp = threadIdx.x / 32;
+    double sum = 0.0;
+    for (int i = row_.lane(); i < kRowThreads; i += 32)
+      sum += reinterpret_cast<const float*>(list_)[warp * kRowThreads + i];
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(device::kAllLanes, sum, step);
+    row_.store_to_all(&s_.bin_mass[buffer][warp][row_.rank()], sum);
+    row_.sync();
+    double before = 0.0;
+    for (int bin = 0; bin < kBins; ++bin) {
+      double mass = 0.0;
+      for (int i = 0; i < row_.n_ctas(); ++i) mass += s_.bin_mass[buffer][bin][i];
+      if (before + mass >= wanted) return {bin, before};
+      before += mass;
+    }
+    return {-1, 0.0};
+  }
+
+  // The last key of a nucleus of the mass `wanted`; kNoLogit where too many logits are too near it.
+  __device__ uint64_t nucleus_last(double wanted) {
+    uint32_t low = 0;
+    for (int shift = 30 - kBinBits, buffer = 0; shift > 0; shift -= kBinBits, buffer ^= 1) {
+      const Bin bin = find_bin(low, shift, wanted, buffer);
+      if (bin.index < 0) break;
+      low += bin.index << shift;
+      wanted -= bin.before;
+      if (shift > 22) continue;  // two temperatures wide: mostly too many
+      const int n = list_range(low, 1u << shift, buffer);
+      if (n > kDrawList) continue;
+      if (row_.is_first_cta()) {
+        for (int i = n + threadIdx.x; i < kDrawList; i += kRowThreads) list_[i] = device::kNoLogit;
+        device::bitonic_sort(list_, kDrawList);
+        if (threadIdx.x == 0) s_.last = list_[n - 1];  // unless rounding hides the crossing
+        double sums[kListKeys];
+        running_sums(n, sums);
+        find_crossing(n, sums, wanted);
+      }
+      share_last();
+      return s_.last;
+    }
+    return device::kNoLogit;
+  }
+
+  // Lists the logits of `width` steps from `low` in the first CTA; returns how many there are.
+  __device__ int list_range(uint32_t low, uint32_t width, int buffer) {
+    row_.clear_list();
+    int n = 0;
+    row_.for_each<device::kWarmBatch>([&](const float(&x)[kPiece], int first) {
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) {
+        if (x[i] == -INFINITY || steps_below(x[i]) - low >= width) continue;
+        row_.send(device::logit_key(x[i], first + i));
+        ++n;
+      }
+    });
+    return row_.totals(0.0, n, buffer).count;
+  }
+
+  // Gives s_.last of the first CTA to all.
+  __device__ void share_last() {
+    if (row_.is_first_cta()) {
+      __syncthreads();
+      if (threadIdx.x < 32) row_.store_to_all(&s_.last, s_.last);
+    }
+    row_.sync();
   }
 
   __device__ uint64_t bisected_last(bool limited) {
@@ -235,7 +340,7 @@ class DrawRow {
   __device__ void for_each_kept(const Least& least, const Fn& fn) const {
     const device::PhiloxKey key = {static_cast<uint32_t>(sampling_.seed),
                                    static_cast<uint32_t>(sampling_.seed >> 32)};
-    row_.for_each<device::kWarmBatch>([&](const float(&x)[kPiece], int first) {
+    row_.for_each<1>([&](const float(&x)[kPiece], int first) {
       const float most = device::largest(x);
       if (most < least_logit_ || scaled(most) + device::kLargestGumbel < least()) return;
 #pragma unroll

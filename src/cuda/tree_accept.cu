@@ -50,6 +50,29 @@ __device__ Step step_from(int target, int child, const int32_t* tokens,
   return {target, target < 0 ? -1 : child};
 }
 
+// steps[node], from their address in shared memory. The walk is a chain of these reads; left to
+// itself the compiler forms the address anew in each, from a slow special register.
+__device__ __forceinline__ Step read_step(uint32_t steps, int node) {
+  Step step;
+  asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
+               : "=r"(step.target), "=r"(step.child)
+               : "r"(steps + node * static_cast<uint32_t>(sizeof(Step))));
+  return step;
+}
+
+// Requests are mostly of one size: brings where the request's nodes would be then towards the CTA
+// while its row offset is on its way.
+__device__ void prefetch_nodes(const TreeAcceptParams& p, const int32_t* targets) {
+  const int32_t* arrays[] = {p.tokens, p.next_sibling, p.first_child, targets};
+  const int size = p.n_rows / p.batch;
+  const int node = static_cast<int>(threadIdx.x) * 32;  // a cache line of them
+  if (node >= size + 31) return;
+  const int64_t row = min(int64_t{blockIdx.x} * size + node, int64_t{p.n_rows} - 1);
+#pragma unroll
+  for (const int32_t* array : arrays)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(array + row)));
+}
+
 __global__ void __launch_bounds__(kWalkThreads)
     walk_kernel(const TreeAcceptParams p, const int32_t* all_targets) {
   device::wait_for_previous();
@@ -58,36 +81,40 @@ __global__ void __launch_bounds__(kWalkThreads)
   __shared__ Step steps[kStagedNodes];
   const int request = blockIdx.x;
   const int n_nodes = p.n_nodes[request], row = p.row_offset[request];
-  if (n_nodes == 0) return;
+  prefetch_nodes(p, all_targets);
   const int32_t *tokens = p.tokens + row, *siblings = p.next_sibling + row;
   const int32_t *first_child = p.first_child + row, *targets = all_targets + row;
-  const bool staged = n_nodes <= kStagedNodes;
-  for (int i = threadIdx.x; staged && i < n_nodes; i += kWalkThreads) {
+  const int n_staged = min(n_nodes, kStagedNodes);
+  for (int i = threadIdx.x; i < n_staged; i += kWalkThreads) {
     staged_tokens[i] = tokens[i];
     staged_siblings[i] = siblings[i];
     steps[i] = {targets[i], first_child[i]};
   }
   __syncthreads();
-  for (int i = threadIdx.x; staged && i < n_nodes; i += kWalkThreads)
-    steps[i] = step_from(steps[i].target, steps[i].child, staged_tokens, staged_siblings);
+  for (int i = threadIdx.x; i < n_staged; i += kWalkThreads)
+    steps[i] = n_nodes <= kStagedNodes
+                   ? step_from(steps[i].target, steps[i].child, staged_tokens, staged_siblings)
+                   : step_from(steps[i].target, steps[i].child, tokens, siblings);
   __syncthreads();
-  if (threadIdx.x != 0) return;
+  if (threadIdx.x != 0 || n_nodes == 0) return;
   int32_t* accepted = p.accepted + int64_t{request} * p.max_accepted;
-  int n_accepted = 0, node = 0, target = -1;
-  while (node >= 0 && n_accepted < p.max_accepted) {
-    accepted[n_accepted++] = node;
-    const Step step =
-        staged ? steps[node] : step_from(targets[node], first_child[node], tokens, siblings);
-    target = step.target;
-    node = step.child;
+  uint32_t staged = static_cast<uint32_t>(__cvta_generic_to_shared(steps));
+  asm volatile("" : "+r"(staged));
+  int n_accepted = 0;
+  Step step = {-1, 0};
+  while (step.child >= 0 && n_accepted < p.max_accepted) {
+    accepted[n_accepted++] = step.child;
+    step = step.child < kStagedNodes
+               ? read_step(staged, step.child)
+               : step_from(targets[step.child], first_child[step.child], tokens, siblings);
   }
-  if (target < 0) {
+  if (step.target < 0) {
     accepted[0] = 0;
     n_accepted = 1;
   }
   p.n_accepted[request] = n_accepted;
-  p.bonus[request] = target;
-  p.status[request] = target < 0;
+  p.bonus[request] = step.target;
+  p.status[request] = step.target < 0;
 }
 
 }  // namespace
@@ -104,7 +131,7 @@ void tree_accept(const TreeAcceptParams& p, Stream stream) {
     launch(draw_kernel,
            {.grid = dim3(p.n_rows * cluster),
             .block = dim3(kRowThreads),
-            .shared_bytes = kDrawList * sizeof(uint64_t),
+            .shared_bytes = kDrawBytes,
             .cluster = cluster},
            stream, p, targets, cluster);
   }

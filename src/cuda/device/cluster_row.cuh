@@ -16,7 +16,7 @@ constexpr int kMaxCluster = 8;
 constexpr int kMaxRowWarps = kRowWarps * kMaxCluster;
 constexpr int kSmallVocab = 1024;  // up to here one CTA is enough
 // Loads in flight from memory (163840 bf16 logits are five of a lane), and later from L1.
-constexpr int kColdBatch = 5, kWarmBatch = 2;
+constexpr int kColdBatch = 5, kWarmBatch = 1;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr uint32_t kBadRow = 0xffffffffu;  // as a maximum: there is NaN or +inf
 
@@ -65,6 +65,8 @@ class ClusterRow {
   __device__ int lane() const { return lane_; }
   __device__ int warp() const { return warp_; }  // in the cluster
   __device__ int n_warps() const { return n_ctas_ * kRowWarps; }
+  __device__ int rank() const { return rank_; }  // of the CTA in the cluster
+  __device__ int n_ctas() const { return n_ctas_; }
   __device__ void sync() const { cluster_.sync(); }
 
   // `member` of the same variable in the first CTA.
@@ -140,6 +142,12 @@ class ClusterRow {
     if (at < list_size_) in_first_cta(list_)[at] = key;
   }
 
+  // Empties the list. A barrier.
+  __device__ void clear_list() {
+    if (is_first_cta() && threadIdx.x == 0) s_.n_listed = 0;
+    cluster_.sync();
+  }
+
   struct Totals {
     double sum;
     int count;
@@ -204,8 +212,7 @@ class ClusterRow {
 
   // Sends the logits with keys up to `limit` to an empty list. A barrier.
   __device__ void send_up_to(uint64_t limit) {
-    if (is_first_cta() && threadIdx.x == 0) s_.n_listed = 0;
-    cluster_.sync();
+    clear_list();
     for_each<kWarmBatch>([&](const float(&x)[kPiece], int first) {
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) {

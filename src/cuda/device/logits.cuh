@@ -55,6 +55,7 @@ __device__ __forceinline__ void for_each_piece(const T* row, int vocab, int warp
   const bool aligned = reinterpret_cast<uintptr_t>(row) % 16 == 0;
   const int lane = threadIdx.x % 32;
   const int stride = 4 * n_warps * kLine;
+#pragma unroll 1
   for (int base = (lane / 8 * n_warps + warp) * kLine + lane % 8 * kPiece; base < vocab;
        base += kBatch * stride) {
     Piece<T> pieces[kBatch];
