@@ -1,6 +1,7 @@
 #include "apps/gpu_bench.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 
@@ -105,12 +106,28 @@ float* GpuData::normals(size_t count, float scale) {
   return put(host);
 }
 
-uint16_t* GpuData::bf16_normals(size_t count, float scale) {
+std::vector<uint16_t> GpuData::bf16_on_host(size_t count, float scale) {
   std::vector<uint16_t> host(count);
   uint64_t at = 0;
   for (size_t i = 0; i < count; ++i) {
     if (i % 4096 == 0) at = random();
     host[i] = f32_to_bf16(scale * table_[(at + i * (at | 1)) % table_.size()]);
+  }
+  return host;
+}
+
+uint16_t* GpuData::bf16_normals(size_t count, float scale) {
+  return put(bf16_on_host(count, scale));
+}
+
+uint16_t* GpuData::bf16_peaked(int batch, int depth, int vocab) {
+  constexpr int kPeaks = 40;
+  std::vector<uint16_t> host = bf16_on_host(static_cast<size_t>(batch) * depth * vocab, 1.5f);
+  for (int64_t row = 0; row < int64_t{batch} * depth; ++row) {
+    const float top = 16.0f - 0.5f * static_cast<float>(row % depth);
+    for (int i = 0; i < kPeaks; ++i)
+      host[row * vocab + random() % vocab] =
+          f32_to_bf16(top - 2.0f * std::log1p(static_cast<float>(i)) + 0.5f * normal());
   }
   return put(host);
 }

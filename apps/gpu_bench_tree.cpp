@@ -1,5 +1,6 @@
 // GPU benches of the ops around the tree: build, accept, commit, merge.
 #include <algorithm>
+#include <functional>
 
 #include "apps/gpu_bench.h"
 
@@ -131,11 +132,14 @@ uint64_t* tree_ancestors(const Backend& backend, GpuData& data, int batch, int b
   return t.build.ancestors;
 }
 
-void bench_tree_build(const Backend& backend, const GpuBenchOptions& options) {
-  CsvFile csv(options, "tree_build.csv", "batch,vocab,depth,budget,topk_us,build_us,total_us");
+namespace {
+
+void bench_trees(const Backend& backend, const GpuBenchOptions& options, const char* name,
+                 const std::function<uint16_t*(GpuData&, int)>& logits_of) {
+  CsvFile csv(options, name, "batch,vocab,depth,budget,topk_us,build_us,total_us");
   for (const int batch : {1, 8, 64}) {
     GpuData data(backend);
-    const uint16_t* logits = data.bf16_normals(static_cast<size_t>(batch) * kDepth * kVocab, 2.0f);
+    const uint16_t* logits = logits_of(data, batch);
     for (const int budget : {16, 32, 64, 256, 1024}) {
       const TreeProblem t = tree_problem(backend, data, logits, batch, budget);
       const auto topk = [&](Stream stream) { draft_topk(backend, t.topk, stream); };
@@ -150,6 +154,16 @@ void bench_tree_build(const Backend& backend, const GpuBenchOptions& options) {
                           topk_us, build_us, total_us));
     }
   }
+}
+
+}  // namespace
+
+void bench_tree_build(const Backend& backend, const GpuBenchOptions& options) {
+  bench_trees(backend, options, "tree_build.csv", [](GpuData& data, int batch) {
+    return data.bf16_normals(static_cast<size_t>(batch) * kDepth * kVocab, 2.0f);
+  });
+  bench_trees(backend, options, "tree_build_peaked.csv",
+              [](GpuData& data, int batch) { return data.bf16_peaked(batch, kDepth, kVocab); });
 }
 
 void bench_tree_accept(const Backend& backend, const GpuBenchOptions& options) {
