@@ -14,6 +14,11 @@ prompt='class Point:
 '
 dim='' bold='' plain=''
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then dim=$'\e[2m' bold=$'\e[1m' plain=$'\e[0m'; fi
+# Where others use the cores too, OpenMP threads that spin where they wait hold everything up.
+running=$(cut -d' ' -f4 /proc/loadavg)
+if [ "${running%/*}" -gt "$(nproc)" ]; then
+  export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+fi
 rule() { printf '\n%s%s%s\n\n' "$bold" "$1" "$plain"; }
 
 rule 'tiny-k2 (Kimi K2 architecture, 14 M parameters) continues a prompt, DDTree budget 15'
