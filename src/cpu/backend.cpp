@@ -50,6 +50,7 @@ const Backend& cpu_backend() {
       .tree_accept_workspace = cpu::tree_accept_workspace,
       .tree_accept = cpu::tree_accept,
       .kv_commit = cpu::kv_commit,
+      .next_round = cpu::next_round,
   };
   return kBackend;
 }

@@ -30,6 +30,7 @@ size_t draft_topk_workspace(const DraftTopkParams& largest);
 void draft_topk(const DraftTopkParams& p, Stream stream);
 void draft_topk_merge(const DraftTopkMergeParams& p, Stream stream);
 void kv_commit(const KvCommitParams& p, Stream stream);
+void next_round(const NextRoundParams& p, Stream stream);
 void lse_merge(const LseMergeParams& p, Stream stream);
 
 }  // namespace kdt::cpu

@@ -22,7 +22,9 @@ constexpr Backend kBackend = {
     .copy = cuda::copy,
     .synchronize = cuda::synchronize,
     .describe = cuda::describe,
+    .capture = cuda::capture,
     .time_cold = cuda::time_cold,
+    .embedding = cuda::embedding,
     .verify_attention_workspace = cuda::verify_attention_workspace,
     .verify_attention = cuda::verify_attention,
     .lse_merge = cuda::lse_merge,
@@ -34,6 +36,7 @@ constexpr Backend kBackend = {
     .tree_accept_workspace = cuda::tree_accept_workspace,
     .tree_accept = cuda::tree_accept,
     .kv_commit = cuda::kv_commit,
+    .next_round = cuda::next_round,
 };
 
 }  // namespace

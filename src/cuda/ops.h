@@ -15,8 +15,10 @@ void copy_out(void* host, const void* device, size_t bytes, Stream stream);
 void copy(void* to, const void* from, size_t bytes, Stream stream);
 void synchronize(Stream stream);
 std::string describe();
+std::function<void(Stream)> capture(const std::function<void(Stream)>& call);
 double time_cold(const std::function<void(Stream)>& call, int n_warmups, int n_repeats);
 
+void embedding(const EmbeddingParams& p, Stream stream);
 size_t verify_attention_workspace(const VerifyAttentionParams& largest);
 void verify_attention(const VerifyAttentionParams& p, Stream stream);
 void lse_merge(const LseMergeParams& p, Stream stream);
@@ -28,5 +30,6 @@ void tree_build(const TreeBuildParams& p, Stream stream);
 size_t tree_accept_workspace(const TreeAcceptParams& largest);
 void tree_accept(const TreeAcceptParams& p, Stream stream);
 void kv_commit(const KvCommitParams& p, Stream stream);
+void next_round(const NextRoundParams& p, Stream stream);
 
 }  // namespace kdt::cuda

@@ -17,6 +17,7 @@
 #include "ops/linear.h"
 #include "ops/lse_merge.h"
 #include "ops/moe.h"
+#include "ops/next_round.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/silu_mul.h"
@@ -40,6 +41,11 @@ struct Backend {
 
   // The device and its driver, for the headers of measurements. Null for the CPU.
   std::string (*describe)() = nullptr;
+
+  // What `call` enqueues on the stream it is given, captured once: the result enqueues it again,
+  // as one unit and with no host value of its own (a CUDA graph). Null where the backend has no
+  // such thing.
+  std::function<void(Stream)> (*capture)(const std::function<void(Stream)>& call) = nullptr;
 
   // Median microseconds of one `call`, which enqueues ops on the stream it is given: captured once,
   // replayed with cold caches. Null where the backend cannot replay.
@@ -68,6 +74,7 @@ struct Backend {
   size_t (*tree_accept_workspace)(const TreeAcceptParams&) = nullptr;
   void (*tree_accept)(const TreeAcceptParams&, Stream) = nullptr;
   void (*kv_commit)(const KvCommitParams&, Stream) = nullptr;
+  void (*next_round)(const NextRoundParams&, Stream) = nullptr;
 };
 
 // The backends of this build. The CPU backend always exists; the CUDA backend is null when the

@@ -11,8 +11,8 @@ namespace kdt {
 struct Backend;
 
 struct EmbeddingParams {
-  const int32_t* tokens = nullptr;  // [M], each in [0, vocab)
-  const void* table = nullptr;      // [vocab, hidden] of `dtype` (f32, f16, bf16)
+  const int32_t* tokens = nullptr;  // [M], each in [0, vocab); others throw, on CUDA give NaN rows
+  const void* table = nullptr;      // [vocab, hidden] of `dtype` (f32, f16, bf16); on CUDA aligned
   DType dtype = DType::kBF16;
   float* out = nullptr;  // [M, hidden]
   int32_t n_rows = 0;

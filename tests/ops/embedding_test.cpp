@@ -5,13 +5,15 @@
 #include "base/dtype.h"
 #include "ops/backend.h"
 #include "tests/errors.h"
+#include "tests/ops/arrays.h"
+#include "tests/ops/on_backends.h"
 #include "tests/ops/random.h"
 #include "tests/ops/weights.h"
 
 namespace kdt::test {
 namespace {
 
-TEST(Embedding, CopiesRowsOfEveryTypeFromAnyAddress) {
+TEST(EmbeddingOnTheCpu, CopiesRowsOfEveryTypeFromAnyAddress) {
   const int vocab = 37, hidden = 21;
   for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     Random random(1);
@@ -36,7 +38,51 @@ TEST(Embedding, CopiesRowsOfEveryTypeFromAnyAddress) {
   }
 }
 
-TEST(Embedding, RefusesBadArguments) {
+class Embedding : public OnBackends {};
+INSTANTIATE_ON_BACKENDS(Embedding);
+
+TEST_P(Embedding, WidensRowsOfEveryType) {
+  const int vocab = 37, hidden = 1500;
+  for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    Random random(2);
+    std::vector<uint8_t> codes;
+    std::vector<float> values;
+    for (int i = 0; i < vocab * hidden; ++i)
+      values.push_back(append_float(&codes, dtype, random.normal()));
+    Array<uint8_t> table(backend(), codes);
+    std::vector<int32_t> rows = {36, 0, 5, 5, 17};
+    Array<int32_t> tokens(backend(), rows);
+    auto out = poisoned<float>(backend(), rows.size() * hidden);
+    EmbeddingParams p = {.tokens = tokens.data(),
+                         .table = table.data(),
+                         .dtype = dtype,
+                         .out = out.data(),
+                         .n_rows = static_cast<int32_t>(rows.size()),
+                         .hidden = hidden,
+                         .vocab = vocab};
+    embedding(backend(), p);
+    const std::vector<float> got = out.get();
+    for (size_t i = 0; i < got.size(); ++i)
+      ASSERT_EQ(got[i], values[rows[i / hidden] * hidden + i % hidden])
+          << dtype_name(dtype) << " row " << i / hidden << " column " << i % hidden;
+    if (is_cpu()) continue;
+    rows[1] = vocab;
+    rows[3] = -1;
+    tokens = Array<int32_t>(backend(), rows);
+    p.tokens = tokens.data();
+    embedding(backend(), p);
+    const std::vector<float> bad = out.get();
+    for (size_t i = 0; i < bad.size(); ++i) {
+      const size_t row = i / hidden;
+      if (row == 1 || row == 3)
+        ASSERT_TRUE(std::isnan(bad[i])) << "row " << row;
+      else
+        ASSERT_EQ(bad[i], got[i]) << "row " << row;
+    }
+  }
+}
+
+TEST(EmbeddingArguments, RefusesWhatIsOutside) {
   const std::vector<int32_t> tokens = {3, 4};
   const std::vector<float> table(5 * 8);
   std::vector<float> out(2 * 8);
