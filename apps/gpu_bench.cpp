@@ -25,6 +25,7 @@ constexpr GpuBench kBenches[] = {
     {"tree_accept", bench_tree_accept},
     {"kv_commit", bench_kv_commit},
     {"lse_merge", bench_lse_merge},
+    {"round", bench_round},
     {"verify_attention", bench_verify_attention},
     {"verify_attention_variants", bench_verify_attention_variants},
 };

@@ -88,6 +88,8 @@ void bench_tree_build(const Backend& backend, const GpuBenchOptions& options);
 void bench_tree_accept(const Backend& backend, const GpuBenchOptions& options);
 void bench_kv_commit(const Backend& backend, const GpuBenchOptions& options);
 void bench_lse_merge(const Backend& backend, const GpuBenchOptions& options);
+// The parts of a round alone, what each adds to a graph of those before it, and the whole.
+void bench_round(const Backend& backend, const GpuBenchOptions& options);
 void bench_verify_attention(const Backend& backend, const GpuBenchOptions& options);
 // Four more files: its implementations, FP8 keys, the batch-invariant cut.
 void bench_verify_attention_variants(const Backend& backend, const GpuBenchOptions& options);

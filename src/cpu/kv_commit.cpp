@@ -52,6 +52,9 @@ void commit_layer(const KvCommitParams& p, int64_t layer) {
       const size_t from = static_cast<size_t>(p.rows.row_offset[b]) + node_of(p, b, i);
       const size_t to = cache_row(p.rows, b, p.rows.prefix_len[b] + i);
       std::memcpy(pages + to * row_bytes, tail + from * row_bytes, row_bytes);
+      if (p.tail_scales)
+        p.page_scales[layer * p.n_pages * kPageTokens + to] =
+            p.tail_scales[layer * p.rows.n_rows + from];
     }
   }
 }

@@ -90,6 +90,9 @@ __global__ void __launch_bounds__(kThreads) kv_commit_kernel(const CommitTask ta
           p.rows.block_table[int64_t{request} * p.rows.max_blocks + position / kPageTokens];
       to = (int64_t{plane} * p.n_pages + page) * task.page_bytes +
            position % kPageTokens * source.row_bytes;
+      if (p.tail_scales && stripe == 0)
+        p.page_scales[(int64_t{plane} * p.n_pages + page) * kPageTokens + position % kPageTokens] =
+            p.tail_scales[int64_t{plane} * p.rows.n_rows + first_row + node];
     } else {
       to = ((int64_t{p.feature_offset[request]} + i) * p.n_features + plane) * source.row_bytes;
     }

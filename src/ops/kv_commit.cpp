@@ -17,11 +17,16 @@ void check(const KvCommitParams& p) {
   require(p.n_layers <= 1 || p.tail_layer_stride >= int64_t{p.rows.n_rows} * p.width, kOp,
           "tail_layer_stride", p.tail_layer_stride, "at least {} (n_rows x width)",
           int64_t{p.rows.n_rows} * p.width);
+  const bool scaled = p.tail_scales || p.page_scales;
+  require(!scaled || p.dtype == DType::kF8E4M3, kOp, "dtype", dtype_name(p.dtype),
+          "f8e4m3 with scales");
   if (p.rows.n_requests == 0) return;
   require_pointer(kOp, "n_accepted", p.n_accepted);
   if (p.n_layers > 0) {
     require_pointer(kOp, "tail", p.tail);
     require_pointer(kOp, "pages", p.pages);
+    if (scaled) require_pointer(kOp, "tail_scales", p.tail_scales);
+    if (scaled) require_pointer(kOp, "page_scales", p.page_scales);
   }
   if (!p.features) return;
   require_pointer(kOp, "features_out", p.features_out);

@@ -1,6 +1,7 @@
 // kv_commit: accepted tail rows into the paged cache, all layers in one call, and the accepted
 // rows' drafter features gathered beside it. Accepted row i of request b goes to position
 // prefix_len[b] + i through the block table; rejected rows leave no trace. Pages must be reserved.
+// FP8 rows bring their scales along (verify_attention.h).
 // The same op stores the drafter's context K and V (accepted = 0, 1, 2, ...).
 #pragma once
 
@@ -25,6 +26,9 @@ struct KvCommitParams {
   int32_t width = 0;              // elements of a row: 576 for MLA
   int64_t tail_layer_stride = 0;  // elements
   DType dtype = DType::kF32;      // element size is all that matters
+  // Optional, with f8e4m3: the rows' scales move with them.
+  const float* tail_scales = nullptr;  // [n_layers, R]
+  float* page_scales = nullptr;        // [n_layers, n_pages, 64]
 
   // Optional: out[feature_offset[b] + i] = concat over c of features[c][row of accepted i].
   const float* features = nullptr;          // [n_features, R, hidden]

@@ -110,7 +110,7 @@ class DraftTopk : public OnBackends {};
 INSTANTIATE_ON_BACKENDS(DraftTopk);
 
 TEST_P(DraftTopk, RandomBatchesEqualTheDefinition) {
-  const uint64_t n_seeds = is_cpu() ? 300 : 2000;
+  const uint64_t n_seeds = seeds(is_cpu() ? 300 : 2000);
   for (uint64_t seed = 0; seed < n_seeds; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
@@ -323,7 +323,7 @@ TopkResult run_sharded(const Backend& backend, const TopkProblem& t, int n_shard
 }
 
 TEST_P(DraftTopk, ShardsMergeToTheWhole) {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     TopkProblem t;

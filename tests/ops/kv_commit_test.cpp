@@ -23,18 +23,19 @@ struct CommitProblem {
   int64_t tail_layer_stride = 0, feature_stride = 0;
   DType dtype = DType::kF32;
   std::vector<char> tail, pages;
-  std::vector<float> features;
+  std::vector<float> features, tail_scales, page_scales;
   std::vector<int32_t> row_offset, prefix_len, block_table, accepted, n_accepted, feature_offset;
 };
 
 struct CommitResult {
   std::vector<char> pages;
-  std::vector<float> features;
+  std::vector<float> features, page_scales;
 };
 
 CommitResult run(const Backend& backend, const CommitProblem& c) {
   Array<char> tail(backend, c.tail), pages(backend, c.pages);
   Array<float> features(backend, c.features);
+  Array<float> tail_scales(backend, c.tail_scales), page_scales(backend, c.page_scales);
   Array<int32_t> row_offset(backend, c.row_offset), prefix_len(backend, c.prefix_len);
   Array<int32_t> block_table(backend, c.block_table), accepted(backend, c.accepted);
   Array<int32_t> n_accepted(backend, c.n_accepted), feature_offset(backend, c.feature_offset);
@@ -56,6 +57,8 @@ CommitResult run(const Backend& backend, const CommitProblem& c) {
       .width = c.width,
       .tail_layer_stride = c.tail_layer_stride,
       .dtype = c.dtype,
+      .tail_scales = tail_scales.data(),
+      .page_scales = page_scales.data(),
       .features = c.features.empty() ? nullptr : features.data(),
       .features_out = out.data(),
       .feature_offset = feature_offset.data(),
@@ -64,13 +67,14 @@ CommitResult run(const Backend& backend, const CommitProblem& c) {
       .feature_stride = c.feature_stride,
   };
   kv_commit(backend, p);
-  return {pages.get(), out.get()};
+  return {pages.get(), out.get(), page_scales.get()};
 }
 
 // One element at a time.
 CommitResult reference(const CommitProblem& c) {
   CommitResult r;
   r.pages = c.pages;
+  r.page_scales = c.page_scales;
   r.features =
       poisoned<float>(cpu_backend(), static_cast<size_t>(c.n_out) * c.n_features * c.hidden).get();
   const size_t element = dtype_bytes(c.dtype);
@@ -79,6 +83,9 @@ CommitResult reference(const CommitProblem& c) {
       const int node = c.accepted.empty() ? i : c.accepted[b * c.max_accepted + i];
       const int row = c.row_offset[b] + node, position = c.prefix_len[b] + i;
       const int page = c.block_table[b * c.max_blocks + position / 64];
+      for (int layer = 0; layer < c.n_layers && !c.tail_scales.empty(); ++layer)
+        r.page_scales[(layer * c.n_pages + page) * 64 + position % 64] =
+            c.tail_scales[layer * c.n_rows + row];
       for (int layer = 0; layer < c.n_layers; ++layer)
         for (size_t x = 0; x < c.width * element; ++x)
           r.pages[((static_cast<size_t>(layer) * c.n_pages + page) * 64 + position % 64) * c.width *
@@ -132,6 +139,10 @@ CommitProblem random_problem(Random& random) {
   c.pages.resize(static_cast<size_t>(c.n_layers) * c.n_pages * 64 * c.width * dtype_bytes(c.dtype));
   for (char& x : c.tail) x = static_cast<char>(random.bits());
   for (char& x : c.pages) x = static_cast<char>(random.bits());
+  if (c.dtype == DType::kF8E4M3 && random.integer(0, 3)) {
+    c.tail_scales = random.normals(static_cast<size_t>(c.n_layers) * c.n_rows);
+    c.page_scales = random.normals(static_cast<size_t>(c.n_layers) * c.n_pages * 64);
+  }
   if (c.n_features) c.features = random.normals(c.n_features * c.feature_stride);
   return c;
 }
@@ -140,7 +151,7 @@ class KvCommit : public OnBackends {};
 INSTANTIATE_ON_BACKENDS(KvCommit);
 
 TEST_P(KvCommit, RandomBatchesEqualTheDefinition) {
-  const uint64_t n_seeds = is_cpu() ? 300 : 2000;
+  const uint64_t n_seeds = seeds(is_cpu() ? 300 : 2000);
   for (uint64_t seed = 0; seed < n_seeds; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
@@ -148,6 +159,7 @@ TEST_P(KvCommit, RandomBatchesEqualTheDefinition) {
     const CommitResult got = run(backend(), c), want = reference(c);
     ASSERT_TRUE(got.pages == want.pages);
     ASSERT_TRUE(got.features == want.features);
+    ASSERT_TRUE(got.page_scales == want.page_scales);
   }
 }
 
@@ -339,6 +351,13 @@ TEST(KvCommitArguments, RefusesWhatWouldWriteOutside) {
               c.tail_layer_stride = 3;
             }),
             "kv_commit: tail_layer_stride is 3, expected at least 4 (n_rows x width)");
+  EXPECT_EQ(with([](auto& c) { c.tail_scales = c.page_scales = {1.0f}; }),
+            "kv_commit: dtype is f32, expected f8e4m3 with scales");
+  EXPECT_EQ(with([](auto& c) {
+              c.dtype = DType::kF8E4M3;
+              c.tail_scales = {1.0f};
+            }),
+            "kv_commit: page_scales is null, expected an array");
 }
 
 }  // namespace

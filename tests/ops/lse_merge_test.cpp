@@ -62,7 +62,7 @@ class LseMerge : public OnBackends {};
 INSTANTIATE_ON_BACKENDS(LseMerge);
 
 TEST_P(LseMerge, RandomRowsMatchDouble) {
-  const uint64_t n_seeds = is_cpu() ? 200 : 2000;
+  const uint64_t n_seeds = seeds(is_cpu() ? 200 : 2000);
   for (uint64_t seed = 0; seed < n_seeds; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);

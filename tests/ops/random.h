@@ -1,8 +1,10 @@
 // Seeded inputs for op tests: the same numbers on every machine.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <vector>
 
@@ -10,6 +12,12 @@ namespace kdt::test {
 
 // What outputs hold before a run, so that an element nobody writes is seen.
 inline constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
+
+// How many of a test's `all` seeds run: KDT_TEST_SEEDS, where slow tools set it, or all.
+inline uint64_t seeds(uint64_t all) {
+  const char* limit = std::getenv("KDT_TEST_SEEDS");
+  return limit ? std::min<uint64_t>(all, std::strtoull(limit, nullptr, 10)) : all;
+}
 
 // SplitMix64 (Steele, Lea & Flood 2014).
 class Random {

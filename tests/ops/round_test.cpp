@@ -14,7 +14,7 @@ namespace kdt::test {
 namespace {
 
 using M = TableModel;
-constexpr int kRounds = 24;
+const int kRounds = static_cast<int>(seeds(24));
 
 const TableModel& model() {
   static const TableModel model(20);
@@ -82,6 +82,7 @@ void expect_cached_positions(const RoundPipeline& pipeline, const RoundState& s)
 }
 
 void expect_progress(const RoundState& s) {
+  if (kRounds < 24) return;
   for (const int b : {kGreedy, kSampled}) {
     EXPECT_GT(s.prefix_len[b], kRequests[b].prefix + 2 * kRounds) << "few tokens were accepted";
   }

@@ -12,6 +12,7 @@
 #include "tests/ops/arrays.h"
 #include "tests/ops/golden.h"
 #include "tests/ops/on_backends.h"
+#include "tests/ops/random.h"
 
 namespace kdt::test {
 namespace {
@@ -277,7 +278,7 @@ TEST_P(TreeBuild, GoldenRequestsMixed) {
 }
 
 TEST_P(TreeBuild, RandomBatchesEqualTheDefinition) {
-  for (uint32_t seed = 0; seed < 250; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(250); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 rng(seed);
     const double grids[4] = {0.0, 0.5, 0.125, 100.0};
