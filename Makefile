@@ -2,17 +2,14 @@
 BUILD ?= build
 JOBS  ?= $(shell nproc)
 
-.PHONY: run test build cuda clean
+.PHONY: run test build cuda nvcc clean
 run: build
 	@tools/demo.sh $(BUILD)/kdtree
 
 build: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) -j $(JOBS) --target kdtree
 
-cuda: $(BUILD)/.deps
-	@command -v $${CUDACXX:-nvcc} >/dev/null || \
-	  { echo "error: make cuda needs nvcc (CUDA 13) on PATH or in CUDACXX" >&2; exit 1; }
-	@cmake -S . -B $(BUILD)/cuda -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDT_CUDA=ON --log-level=WARNING
+cuda: nvcc $(BUILD)/cuda/build.ninja
 	@cmake --build $(BUILD)/cuda -j $(JOBS) --target kdtree gpu_tests
 
 # Tests share the cores: an OpenMP thread that spins where it waits holds up the others.
@@ -25,6 +22,13 @@ test: $(BUILD)/build.ninja $(BUILD)/.venv/installed
 # Configures once; from then on ninja sees for itself when CMake must run again.
 $(BUILD)/build.ninja: | $(BUILD)/.deps
 	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release --log-level=WARNING
+
+$(BUILD)/cuda/build.ninja: | nvcc $(BUILD)/.deps
+	@cmake -S . -B $(BUILD)/cuda -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDT_CUDA=ON --log-level=WARNING
+
+nvcc:
+	@command -v $${CUDACXX:-nvcc} >/dev/null || \
+	  { echo "error: make cuda needs nvcc (CUDA 13) on PATH or in CUDACXX" >&2; exit 1; }
 
 $(BUILD)/.deps: tools/install_deps.sh
 	@tools/install_deps.sh

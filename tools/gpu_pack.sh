@@ -7,8 +7,7 @@ rm -rf build/gpu
 mkdir -p build/gpu/lib
 for name in gpu_tests kdtree; do
   strip -o build/gpu/$name build/cuda/$name
-  ldd build/cuda/$name | awk '/=> \//{print $3}' | grep -vE '/lib(c|m|pthread|dl|rt)\.so' |
+  ldd build/cuda/$name | awk '/=> \//{print $3}' | grep -E '/lib(fmt|gomp|pcre2)' |
     xargs -I{} cp -L {} build/gpu/lib/
 done
-git rev-parse --short HEAD >build/gpu/commit
 du -sh build/gpu
