@@ -1,6 +1,7 @@
-// GPU bench of a whole round without the networks: top-k, tree, attention of every layer, greedy
-// accept, commit and the step to the next round, as one graph. Logits, queries and keys are random
-// and stay the same; lengths move on from replay to replay.
+// GPU bench of a whole round without the networks: top-k, tree, attention, greedy accept, commit
+// and the step to the next round, as one graph. Logits, queries and keys are random and stay the
+// same; lengths move on from replay to replay. The parts are measured around one layer's attention,
+// beside which their times can be seen; the commit moves all layers.
 #include <algorithm>
 
 #include "apps/gpu_bench.h"
@@ -45,11 +46,11 @@ class BenchRound {
     make_commit();
   }
 
-  // Null parameters of ops are filled in once all arrays exist.
-  std::vector<Part> parts() {
+  // What a round enqueues, in order.
+  std::vector<Part> parts(int n_layers) {
     return {{"draft_topk", [this](Stream s) { draft_topk(backend_, topk_, s); }},
             {"tree_build", [this](Stream s) { tree_build(backend_, build_, s); }},
-            {"verify_attention", [this](Stream s) { attend(s); }},
+            {"verify_attention", [=, this](Stream s) { attend(n_layers, s); }},
             {"tree_accept", [this](Stream s) { tree_accept(backend_, accept_, s); }},
             {"kv_commit", [this](Stream s) { kv_commit(backend_, commit_, s); }},
             {"next_round", [this](Stream s) { next_round(backend_, next_, s); }}};
@@ -120,9 +121,9 @@ class BenchRound {
     attention_.workspace = data_.workspace(verify_attention_workspace(backend_, attention_));
   }
 
-  void attend(Stream stream) {
+  void attend(int n_layers, Stream stream) {
     VerifyAttentionParams p = attention_;
-    for (int i = 0; i < kLayers; ++i) {
+    for (int i = 0; i < n_layers; ++i) {
       p.kv_pages = pages_ + size_t{1} * i * p.n_pages * kPageTokens * kWidth;
       p.tail = tail_ + size_t{1} * i * n_rows_ * kWidth;
       verify_attention(backend_, p, stream);
@@ -195,30 +196,31 @@ class BenchRound {
 }  // namespace
 
 void bench_round(const Backend& backend, const GpuBenchOptions& options) {
-  CsvFile csv(options, "composition.csv", "batch,heads,layers,prefix,part,alone_us,added_us");
+  CsvFile csv(options, "composition.csv", "batch,heads,prefix,layers,part,alone_us,added_us");
   const double empty_us = gpu_us(backend, [](Stream) {});
   for (const auto& [batch, prefix] : {std::pair{1, 4096}, {1, 65536}, {8, 4096}}) {
     BenchRound round(backend, batch, prefix);
-    const std::vector<Part> parts = round.parts();
-    const auto first = [&](size_t n) {
-      return gpu_us(backend, [&](Stream stream) {
-        for (size_t i = 0; i < n; ++i) parts[i].run(stream);
-      });
-    };
-    const auto row = [&](const char* part, double alone_us, double added_us) {
-      csv.row(fmt::format("{},{},{},{},{},{:.2f},{:.2f}", batch, kHeads, kLayers, prefix, part,
-                          alone_us, added_us));
-    };
-    first(parts.size());  // real trees and rows, for the parts alone
-    double sum_us = 0, before_us = empty_us;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const double alone_us = gpu_us(backend, parts[i].run) - empty_us;
-      const double until_us = first(i + 1);
-      row(parts[i].name, alone_us, until_us - before_us);
-      sum_us += alone_us;
-      before_us = until_us;
+    for (const int layers : {1, kLayers}) {
+      const std::vector<Part> parts = round.parts(layers);
+      const auto first = [&](size_t n) {  // of the parts, in one graph
+        return gpu_us(backend, [&](Stream stream) {
+          for (size_t i = 0; i < n; ++i) parts[i].run(stream);
+        });
+      };
+      const auto row = [&](const std::string& part, double alone_us, double added_us) {
+        csv.row(fmt::format("{},{},{},{},{},{:.2f},{:.2f}", batch, kHeads, prefix, layers, part,
+                            alone_us - empty_us, added_us));
+      };
+      first(parts.size());  // real trees and rows, for the parts alone
+      double sum_us = empty_us, before_us = empty_us;
+      for (size_t i = 0; i < parts.size(); ++i) {
+        const double alone_us = gpu_us(backend, parts[i].run), until_us = first(i + 1);
+        row(parts[i].name, alone_us, until_us - before_us);
+        sum_us += alone_us - empty_us;
+        before_us = until_us;
+      }
+      row("round", sum_us, before_us - empty_us);
     }
-    row("round", sum_us, before_us - empty_us);
   }
 }
 

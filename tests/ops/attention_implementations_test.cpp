@@ -101,8 +101,7 @@ AttentionResult truth(AttentionProblem a) {
   return run(cpu_backend(), a);
 }
 
-// Small: at most 65 nodes behind at most 200 tokens.
-AttentionProblem random_case(uint64_t seed, bool small) {
+AttentionProblem random_case(uint64_t seed) {
   Random random(seed);
   const int heads[] = {1, 2, 3, 4, 8, 8, 8, 16, 16, 32, 64, 128};
   const DType types[][2] = {{DType::kBF16, DType::kBF16},
@@ -116,11 +115,11 @@ AttentionProblem random_case(uint64_t seed, bool small) {
   const bool chain = random.integer(0, 4) == 0;
   a.n_words = chain ? 0 : static_cast<int>(random.integer(2, 3));
   const int n_requests = static_cast<int>(random.integer(1, 3));
-  const int largest = a.heads >= 32 ? 6 : a.heads >= 8 ? 24 : small ? 65 : 90;
+  const int largest = a.heads >= 32 ? 6 : a.heads >= 8 ? 24 : 90;
   const int edges[] = {0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 200, 600};
   for (int b = 0; b < n_requests; ++b) {
     const int n = static_cast<int>(random.integer(0, largest));
-    add_request(a, random, edges[random.integer(0, small ? 10 : 11)], n,
+    add_request(a, random, edges[random.integer(0, 11)], n,
                 chain || n == 0 ? std::vector<int>{} : random_parents(random, n, 12),
                 random.integer(0, 3) ? 1.0f : 3.0f);
   }
@@ -129,12 +128,12 @@ AttentionProblem random_case(uint64_t seed, bool small) {
 
 // Every implementation of this build and machine on the same cases, each with a workspace that
 // holds what earlier cases left.
-void run_random_cases(uint64_t first, uint64_t count, bool small = false) {
+void run_random_cases(uint64_t first, uint64_t count) {
   if (!cuda_backend()) GTEST_SKIP() << "no CUDA in this build, or no GPU in this machine";
   std::map<std::string, Errors> worst;
   std::map<std::string, SharedScratch> scratch;
   for (uint64_t seed = first; seed < first + count; ++seed) {
-    const AttentionProblem a = random_case(seed, small);
+    const AttentionProblem a = random_case(seed);
     const AttentionResult want = truth(a);
     for (const char* name : kImplementations) {
       SCOPED_TRACE(testing::Message() << name << ", seed " << seed);
@@ -160,7 +159,7 @@ TEST(AttentionImplementations, RandomCasesMatchTheCpu) {
 
 // A few cases of every kind, for the sanitizers.
 TEST(AttentionImplementations, FewCases) {
-  run_random_cases(5000, 12, true);
+  run_random_cases(5000, 12);
 }
 
 TEST_P(AttentionImplementation, GoldenBundlesInTheirOwnType) {

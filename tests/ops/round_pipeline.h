@@ -111,6 +111,7 @@ class RoundPipeline {
   void attend(Stream stream);
   void accept_and_commit(Stream stream);
   RowBatch rows();
+  Workspace workspace(size_t bytes);
 
   static constexpr int kBudget = 64, kWords = 2;
 
