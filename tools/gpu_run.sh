@@ -51,8 +51,9 @@ sanitize() {
 
 # All at once, each in a process of its own; the summary of all in sanitizer.log. racecheck is slow:
 # it leaves out RoundGraph, which has no kernel of its own, and its work is cut in four. It does not
-# follow barriers in shared memory (mbarrier), by which the wgmma kernel orders its copies and
-# warpgroups, and reports them as races: that kernel has a run of its own, reported and not counted.
+# follow mbarriers and named barriers of a part of the block, by which the wgmma kernel orders its
+# producer and its warpgroups, and reports what they separate as races: that kernel has a run of its
+# own, reported and not counted.
 run_sanitizer() {
   local all topk rest status=0 pids=() logs=()
   all=$(IFS=:; echo "${small[*]}")
@@ -99,6 +100,7 @@ import csv, re, sys
 lines = open(sys.argv[1] + "/round_ncu.log").read().splitlines()
 first = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
 with open(sys.argv[1] + "/composition_kernels.csv", "w") as out:
+    print("# ncu gpu__time_duration of a round's kernels, batch 1, prefix 4096, one layer", file=out)
     print("kernel,us", file=out)
     total = 0.0
     for row in csv.DictReader(lines[first:]):

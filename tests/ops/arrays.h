@@ -27,7 +27,13 @@ class Array {
     if (buffer_.data()) get();
   }
   Array(Array&&) noexcept = default;
-  Array& operator=(Array&&) noexcept = default;
+  // Swaps, so that the array that goes checks its own guards.
+  Array& operator=(Array&& other) noexcept {
+    std::swap(backend_, other.backend_);
+    std::swap(count_, other.count_);
+    std::swap(buffer_, other.buffer_);
+    return *this;
+  }
 
   // Null when empty, as vector::data may be.
   T* data() { return count_ ? reinterpret_cast<T*>(buffer_.data() + kGuard) : nullptr; }
