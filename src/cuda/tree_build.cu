@@ -29,35 +29,36 @@ constexpr int kPlaceShift = 21, kRankShift = 11;
 constexpr uint32_t kOne = 1u << kPlaceShift, kFirst = 1u << kRankShift;
 constexpr uint32_t kRankMask = kOne - kFirst, kParentMask = kFirst - 1;
 
-// A candidate and what follows when it pops.
+// A candidate and what follows when it pops. An entry is an index into the staged
+// log-probabilities.
 struct alignas(16) Offer {
   double child, sibling;  // scores
   double self;
-  uint32_t place;      // row | rank << 8; row = depth - 1
-  uint32_t left_node;  // its left sibling, 0 if none
+  uint32_t entries;  // its right sibling's entry, its child's << 16
+  uint32_t origin;   // its left sibling's node or 0, its rank << 16
 };
 
 // Both halves are on their way before the first is used.
 __device__ __forceinline__ Offer load(const Offer& offer) {
   Offer o;
+  uint64_t rest;
   const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(&offer));
   asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];"
                : "=d"(o.child), "=d"(o.sibling)
                : "r"(at)
                : "memory");
-  uint64_t rest;
   asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];"
                : "=d"(o.self), "=l"(rest)
                : "r"(at + 16)
                : "memory");
-  o.place = static_cast<uint32_t>(rest);
-  o.left_node = static_cast<uint32_t>(rest >> 32);
+  o.entries = static_cast<uint32_t>(rest);
+  o.origin = static_cast<uint32_t>(rest >> 32);
   return o;
 }
 
 struct alignas(16) Node {
   double score;
-  uint32_t place;
+  uint32_t entries;
   uint16_t parent, left_node;
 };
 
@@ -74,9 +75,14 @@ struct Tables {
   Node nodes[kMaxNodes];    // by pop; the root's is not used
   int16_t first_child[kMaxNodes], next_sibling[kMaxNodes];
   int n_nodes;
-  double logp[1][kWidth];  // [depth + 3], -inf past the request's depths and ranks
+  double logp[kWidth];  // [depth + 3, kWidth], -inf past the request's depths and ranks
 
-  static size_t bytes(int depth) { return sizeof(Tables) + (depth + 2) * sizeof(logp[0]); }
+  static size_t bytes(int depth) { return sizeof(Tables) + (depth + 2) * sizeof(logp); }
+
+  __device__ static int depth_of(const Node& node) { return (node.entries >> 16) / kWidth; }
+  __device__ static int rank_of(const Node& node) {
+    return (node.entries & 0xffff) - 1 - ((node.entries >> 16) - kWidth);
+  }
 };
 
 // What enters: anything that is not a log-probability counts as -inf.
@@ -105,35 +111,33 @@ class Search {
   // Returns the number of nodes, the root included.
   __device__ int run(int budget) {
     start();
+    // Loaded at the end of the round before, where nothing else waits.
+    Offer best = load(t_.offers[parent_]);
     int node = 1;
-    while (node <= budget && pop(node)) ++node;
+    for (; node <= budget && bits_of(best.self) < kNever; ++node) {
+      pop(best, node);
+      best = load(t_.offers[parent_]);
+    }
     return node;
   }
 
  private:
-  __device__ double logp(int row, int rank) const {
-    if (T::kAllStaged || rank < T::kStaged) return t_.logp[row][rank];
-    if (row >= limit_ || rank >= n_ranks_) return kMinusInf;
-    return score_of(logp_[static_cast<int64_t>(row) * k_ + rank]);
-  }
-
-  // What the offer of a candidate is made from.
-  struct Steps {
-    double child, here, next;  // log-probabilities: of its child, itself, its sibling
-  };
-  __device__ Steps steps(int row, int rank) const {
-    return {logp(row + 1, 0), logp(row, rank), logp(row, rank + 1)};
-  }
-
-  __device__ static Offer offer(double score, const Steps& s, int row, int rank, int left_node) {
-    // The order of operations is part of the contract: it decides near-ties.
-    return {score + s.child, (score - s.here) + s.next, score,
-            static_cast<uint32_t>(row | rank << 8), static_cast<uint32_t>(left_node)};
+  // The log-probabilities at `entry` and behind it, whose rank is given.
+  __device__ double2 step(uint32_t entry, int rank) const {
+    if (T::kAllStaged || rank + 1 < T::kStaged) return {t_.logp[entry], t_.logp[entry + 1]};
+    const int row = (entry - rank) / T::kWidth;
+    const auto at = [&](int r) {
+      return row < limit_ && r < n_ranks_ ? score_of(logp_[static_cast<int64_t>(row) * k_ + r])
+                                          : kMinusInf;
+    };
+    return {at(rank), at(rank + 1)};
   }
 
   __device__ void start() {
-    const double score = logp(0, 0);
-    if (lane_ == 0) t_.offers[0] = offer(score, steps(0, 0), 0, 0, 0);
+    const double score = t_.logp[0];
+    if (lane_ == 0)
+      t_.offers[0] = {score + t_.logp[T::kWidth], (score - score) + t_.logp[1], score,
+                      1 | T::kWidth << 16, 0};
 #pragma unroll
     for (int s = 0; s < kSets; ++s) {
       const uint32_t element = s * 32 + lane_;
@@ -143,31 +147,33 @@ class Search {
     __syncwarp();
   }
 
-  // Makes the best candidate, a child of parent_, the node `node`, and finds the next one. False,
-  // with nothing done that matters, if there is none.
-  __device__ bool pop(int node) {
-    const Offer popped = load(t_.offers[parent_]);
+  // Makes the best candidate, a child of parent_, the node `node`, and finds the next one. Even
+  // lanes make its sibling's offer, odd lanes its child's.
+  __device__ void pop(const Offer& popped, int node) {
     const bool is_child = lane_ & 1;
-    const int parent = parent_, row = (popped.place & 0xff) + is_child;
-    const int rank = is_child ? 0 : static_cast<int>(popped.place >> 8) + 1;
-    const Steps next = steps(row, rank);  // on their way while the element is inserted
+    const int parent = parent_;
+    const uint32_t below = popped.entries >> 16;
+    const uint32_t entry = is_child ? below : popped.entries & 0xffff;
+    const uint32_t next_below = is_child ? below + T::kWidth : below;
+    const uint32_t origin = is_child ? 0 : (popped.origin & 0xffff0000u) + 0x10000u + node;
+    const double2 here = step(entry, origin >> 16);  // on their way while the element is inserted
+    const double child_logp = t_.logp[next_below];
     insert(bits_of(popped.child), bits_of(popped.sibling), node);
+    const double score = is_child ? popped.child : popped.sibling;
     __syncwarp();  // all lanes have read the offer
-    if (lane_ < 2)
-      t_.offers[is_child ? node : parent] =
-          offer(is_child ? popped.child : popped.sibling, next, row, rank, is_child ? 0 : node);
-    if (lane_ == 2)
-      t_.nodes[node] = {popped.self, popped.place, static_cast<uint16_t>(parent),
-                        static_cast<uint16_t>(popped.left_node)};
+    // The order of operations is part of the contract: it decides near-ties.
+    t_.offers[is_child ? node : parent] = {score + child_logp, (score - here.x) + here.y, score,
+                                           next_below << 16 | (entry + 1), origin};
+    t_.nodes[node] = {popped.self, popped.entries, static_cast<uint16_t>(parent),
+                      static_cast<uint16_t>(popped.origin)};
     __syncwarp();
-    return bits_of(popped.self) < kNever;
   }
 
   // Replaces the first element by its child and sibling; drops the last one.
   __device__ void insert(uint64_t child, uint64_t sibling, int node) {
     const uint32_t runner_up = second();
     const uint32_t here = place_ << kPlaceShift | (kOne - 1);
-    int before_child = 0, before_sibling = 0;  // elements that precede them
+    int before_child = 0, before_sibling = 0;  // elements of this lane that precede them
     bool popped[kSets];
 #pragma unroll
     for (int s = 0; s < kSets; ++s) {
@@ -177,11 +183,12 @@ class Search {
       const bool after_child = child < bound, after_sibling = sibling < bound;
       before_child += !popped[s] && !after_child;
       before_sibling += !popped[s] && !after_sibling;
-      word_[s] += (behind ? kOne : 0) - kFirst;
-      word_[s] += (after_child ? kFirst : 0) + (after_sibling ? kFirst : 0);
+      word_[s] +=
+          (after_child ? kFirst : 0u) + (after_sibling ? 0u : 0u - kFirst) + (behind ? kOne : 0u);
     }
-    sum(before_child, before_sibling);
     const bool sibling_first = sibling < child;
+    const bool child_next = sum(before_child) && !sibling_first;
+    const bool sibling_next = sum(before_sibling) && sibling_first;
     const uint32_t child_rank = before_child + sibling_first;
     const uint32_t sibling_rank = before_sibling + !sibling_first;
     const uint32_t child_word = place_ << kPlaceShift | child_rank << kRankShift | node;
@@ -199,7 +206,6 @@ class Search {
       }
     }
     const uint32_t place = runner_up >> kPlaceShift;
-    const bool child_next = child_rank == 0, sibling_next = sibling_rank == 0;
     parent_ = child_next     ? node
               : sibling_next ? parent_
                              : static_cast<int>(runner_up & kParentMask);
@@ -212,21 +218,18 @@ class Search {
 #pragma unroll
     for (int s = 0; s < kSets; ++s)
       if ((word_[s] & kRankMask) == kFirst) word = word_[s];
-    if (kSets == 1)
-      return __shfl_sync(kAllLanes, word, __ffs(__ballot_sync(kAllLanes, word != 0)) - 1);
     return __reduce_or_sync(kAllLanes, word);
   }
 
-  // Both over the lanes.
-  __device__ static void sum(int& a, int& b) {
+  // Adds up over the lanes; true if the sum is 0.
+  __device__ static bool sum(int& count) {
     if (kSets == 1) {
-      a = __popc(__ballot_sync(kAllLanes, a != 0));
-      b = __popc(__ballot_sync(kAllLanes, b != 0));
-    } else {
-      const uint32_t both = __reduce_add_sync(kAllLanes, a | b << 16);
-      a = both & 0xffff;
-      b = both >> 16;
+      const unsigned lanes = __ballot_sync(kAllLanes, count != 0);
+      count = __popc(lanes);
+      return lanes == 0;
     }
+    count = __reduce_add_sync(kAllLanes, count);
+    return count == 0;
   }
 
   T& t_;
@@ -261,25 +264,28 @@ __device__ void stage(const TreeBuildParams& p, Tables<kSets>& t, int request) {
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) {
       const int i = first + j * kThreads, row = i / kWidth, rank = i % kWidth;
-      if (i < n)
-        t.logp[row][rank] = row < limit && rank < n_ranks ? score_of(values[j]) : kMinusInf;
+      if (i < n) t.logp[i] = row < limit && rank < n_ranks ? score_of(values[j]) : kMinusInf;
     }
   }
 }
 
+struct Root {
+  int row, token, position;
+};
+
 // Row `node` of the outputs; a node at or past n_nodes is padding.
 template <int kSets>
-__device__ void write_row(const TreeBuildParams& p, const Tables<kSets>& t, int request, int node) {
-  const int64_t row = int64_t{p.row_offset[request]} + node;
+__device__ void write_row(const TreeBuildParams& p, const Tables<kSets>& t, int request,
+                          const Root& root, int node) {
+  const int64_t row = int64_t{root.row} + node;
   const bool is_node = node > 0 && node < t.n_nodes;
   const Node n = t.nodes[node];
-  const int depth = is_node ? (n.place & 0xff) + 1 : 0;
-  const int64_t entry =
-      (int64_t{request} * p.depth + depth - 1) * p.k + static_cast<int>(n.place >> 8);
-  p.tokens[row] = is_node ? p.ids[entry] : p.root_token[request];
+  const int depth = is_node ? t.depth_of(n) : 0;
+  const int64_t entry = (int64_t{request} * p.depth + depth - 1) * p.k + t.rank_of(n);
+  p.tokens[row] = is_node ? p.ids[entry] : root.token;
   p.parents[row] = is_node ? n.parent : -1;
   p.depths[row] = depth;
-  p.positions[row] = p.prefix_len[request] + depth;
+  p.positions[row] = root.position + depth;
   p.scores[row] = is_node ? n.score : 0.0;
   p.first_child[row] = t.first_child[node];
   p.next_sibling[row] = t.next_sibling[node];
@@ -302,6 +308,7 @@ __global__ void __launch_bounds__(kThreads) tree_build_kernel(const TreeBuildPar
   device::let_next_start();
   const int request = blockIdx.x, thread = threadIdx.x;
   const int budget = p.budget[request];
+  const Root root = {p.row_offset[request], p.root_token[request], p.prefix_len[request]};
   stage(p, t, request);
   for (int i = thread; i <= budget; i += kThreads) t.first_child[i] = t.next_sibling[i] = -1;
   __syncthreads();
@@ -316,7 +323,7 @@ __global__ void __launch_bounds__(kThreads) tree_build_kernel(const TreeBuildPar
         static_cast<int16_t>(node);
   }
   __syncthreads();
-  for (int node = thread; node <= budget; node += kThreads) write_row(p, t, request, node);
+  for (int node = thread; node <= budget; node += kThreads) write_row(p, t, request, root, node);
 }
 
 template <int kSets>
