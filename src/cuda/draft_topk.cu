@@ -1,17 +1,19 @@
-// A cluster of CTAs per row of logits; the row is read once from memory and once more from L1.
+// Two kernels. The first: a cluster of CTAs per row of logits, which is read from memory once.
 //
-//  1. Every warp finds the maximum of its share and its q-th largest lane maximum. The cluster
-//     exchanges them; the j-th largest of the latter, q * j >= k, is a threshold that at least k
-//     logits reach and, since the shares are alike, few more do.
-//  2. With the row's maximum and the threshold known, the second pass adds up exp(logit - maximum)
-//     and sends the logits that reach the threshold to the first CTA of the cluster.
-//  3. That CTA orders them and writes the best k.
-// Where more logits reach the threshold than the list holds (many equal logits, or shares that are
-// not alike after all), the k-th key is found by bisection, and exactly k are sent.
+//  1. A CTA brings its part of the row to shared memory. Every warp finds the maximum of its share
+//     and its q-th largest lane maximum, and sends the latter to the whole cluster.
+//  2. While those travel the CTA adds up its exponentials relative to its own maximum.
+//  3. The j-th largest of what the warps sent, q * j >= k, is a threshold that at least k logits of
+//     the row reach and, since the shares are alike, few more do. Those go to the CTA's list; where
+//     they do not fit (many equal logits, or shares that are not alike after all), its best k.
 //
-// A second kernel clears the requests of which a row held NaN or +inf.
+// The second: a CTA per row orders the lists and writes the best k. It also sees whether any row of
+// its request held NaN or +inf.
+#include <algorithm>
+
 #include "cuda/device/cluster_row.cuh"
 #include "cuda/device/dependency.cuh"
+#include "cuda/device/remote.cuh"
 #include "cuda/device/sort.cuh"
 #include "cuda/launch.h"
 #include "cuda/ops.h"
@@ -19,172 +21,325 @@
 namespace kdt::cuda {
 namespace {
 
+using device::kAllLanes;
+using device::kBadRow;
 using device::kPiece;
 using device::kRowThreads;
+using device::kRowWarps;
+using device::Piece;
+
+constexpr int kStagedBytes = 80 << 10;  // of a part, in shared memory; the rest is read again
+constexpr int32_t kBad = -1;            // a part's count: there is NaN or +inf
+constexpr float kLog2E = 1.442695041f;
+
+// What a CTA found in its part of a row: the sum of exp(logit - peak), and the length of its list.
+struct alignas(16) Part {
+  double sum;
+  float peak;  // the largest logit
+  int32_t count;
+};
 
 struct TopkTask {
   DraftTopkParams p;
-  int32_t* bad_rows;  // [B, L]
+  Part* parts;      // [B, L, cluster]
+  uint64_t* lists;  // [B, L, cluster, list_size]
   device::Quota quota;
-  int list_size;  // a power of two, at least 2 k
+  int cluster, list_size;
+  int n_staged;  // pieces of a lane in shared memory
 };
 
-struct TopkShared {
-  device::RowShared row;
-  float log_z;
+struct PartShared {
+  alignas(16) uint32_t kth[device::kMaxRowWarps];  // of all the cluster's warps
+  device::MBarrier arrived;                        // of kth
+  uint32_t warp_max[kRowWarps];
+  double warp_sum[kRowWarps];
+  uint32_t threshold;
+  int n_listed;
 };
 
+// One CTA's part of a row. All threads call the members together.
 template <typename T>
-class TopkRow {
+class PartOfRow {
  public:
-  __device__ TopkRow(const TopkTask& task, int64_t row, TopkShared& shared, uint64_t* list)
+  __device__ PartOfRow(const TopkTask& task, PartShared& shared, Piece<T>* staged)
       : task_(task),
-        p_(task.p),
-        index_(row),
         s_(shared),
-        list_(list),
-        row_(static_cast<const T*>(p_.logits) + row * p_.row_stride, p_.vocab, shared.row, list,
-             task.list_size) {}
+        rank_(static_cast<int>(blockIdx.x)),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        row_(static_cast<const T*>(task.p.logits) + blockIdx.y * task.p.row_stride, task.p.vocab,
+             rank_ * kRowWarps + warp_, task.cluster, task.n_staged, staged),
+        part_(int64_t{blockIdx.y} * task.cluster + blockIdx.x),
+        list_(task.lists + part_ * task.list_size) {}
 
   __device__ void run() {
-    const uint32_t max_key = row_.find_maximum(task_.quota.q);
-    const bool bad = max_key == device::kBadRow;
-    if (row_.is_first_cta() && threadIdx.x == 0) task_.bad_rows[index_] = bad;
-    if (bad) return;
-    const float peak = device::value_of_key(max_key);
-    if (peak == -INFINITY) {
-      if (row_.is_first_cta()) write_rest(0, -INFINITY);
-      return;
+    if (threadIdx.x == 0) {
+      s_.n_listed = 0;
+      device::expect_arrival(&s_.arrived, task_.cluster * kRowWarps * sizeof(uint32_t));
     }
-    const float threshold = row_.find_threshold(task_.quota.j);
-    int n_sent = 0;
-    const double here = sum_and_send(peak, threshold, &n_sent);
-    auto [total, n] = row_.totals(here, n_sent, 0);
-    if (n > task_.list_size) {
-      row_.send_up_to(row_.kth_key(p_.k));
-      n = min(n, p_.k);
-    }
-    if (row_.is_first_cta()) finish(n, peak, total);
+    device::cluster_arrive();
+    row_.stage();
+    const uint32_t kth = find_maxima();
+    device::cluster_wait();  // every CTA's barrier is set up
+    if (task_.cluster == 1)  // a launch without clusters has no remote stores
+      s_.kth[warp_] = kth;
+    else if (lane_ < task_.cluster)
+      device::send(&s_.kth[rank_ * kRowWarps + warp_], kth, &s_.arrived, lane_);
+    __syncthreads();
+    const uint32_t max_key = __reduce_max_sync(kAllLanes, s_.warp_max[lane_ % kRowWarps]);
+    const bool bad = max_key == kBadRow;
+    Part part = {.peak = bad ? -INFINITY : device::value_of_key(max_key)};
+    part.sum = sum_relative_to(part.peak);
+    if (task_.cluster > 1) device::wait_arrival(&s_.arrived);
+    list_from(find_threshold());
+    __syncthreads();
+    const bool too_many = s_.n_listed > task_.list_size;
+    part.count = bad ? kBad : too_many ? task_.p.k : s_.n_listed;
+    if (threadIdx.x == 0) task_.parts[part_] = part;
+    if (too_many && !bad) list_best(task_.p.k);
   }
 
  private:
-  // Returns this thread's share of sum exp(logit - peak), from sums of eight: half an ulp of fp32.
-  __device__ double sum_and_send(float peak, float threshold, int* n_sent) const {
+  // Sets warp_max, kBadRow for NaN and +inf; returns the warp's q-th largest lane maximum.
+  __device__ uint32_t find_maxima() {
+    float best = -INFINITY;
+    bool bad = false;
+    row_.for_each([&](const Piece<T>& piece, int) {
+      const float most = device::largest_or_nan(piece);
+      bad |= !(most < INFINITY);
+      best = fmaxf(best, most);
+    });
+    uint32_t key = device::ascending_key(best);
+    const uint32_t warp_max =
+        __any_sync(kAllLanes, bad) ? kBadRow : __reduce_max_sync(kAllLanes, key);
+    if (lane_ == 0) s_.warp_max[warp_] = warp_max;
+    for (int i = 1; i < task_.quota.q; ++i) {
+      const unsigned holders = __ballot_sync(kAllLanes, key == __reduce_max_sync(kAllLanes, key));
+      if (lane_ == __ffs(holders) - 1) key = 0;
+    }
+    return __reduce_max_sync(kAllLanes, key);
+  }
+
+  // fp32 within a piece, float64 across pieces and lanes, in an order that depends on nothing else.
+  __device__ double sum_relative_to(float peak) {
+    if (peak == -INFINITY) return 0.0;
     double sum = 0.0;
-    row_.template for_each<device::kWarmBatch>([&](const float(&x)[kPiece], int first) {
+    row_.for_each([&](const Piece<T>& piece, int) {
       float e[kPiece];
 #pragma unroll
-      for (int i = 0; i < kPiece; ++i) e[i] = expf(x[i] - peak);
+      for (int i = 0; i < kPiece; ++i)
+        e[i] = device::exp2_estimate((device::to_float(piece.x[i]) - peak) * kLog2E);
       sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
-      if (!(device::largest(x) >= threshold)) return;
-#pragma unroll
-      for (int i = 0; i < kPiece; ++i) {
-        if (!(x[i] >= threshold) || x[i] == -INFINITY) continue;
-        row_.send(device::logit_key(x[i], first + i));
-        ++*n_sent;
-      }
     });
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    if (lane_ == 0) s_.warp_sum[warp_] = sum;
+    __syncthreads();
+    sum = s_.warp_sum[lane_ % kRowWarps];
+    for (int step = kRowWarps / 2; step > 0; step /= 2)
+      sum += __shfl_xor_sync(kAllLanes, sum, step);
     return sum;
   }
 
-  // First CTA: list[0 .. n) holds the best k and possibly more.
-  __device__ void finish(int n, float peak, double total) {
-    if (threadIdx.x == kRowThreads - 1) s_.log_z = static_cast<float>(peak + log(total));
-    if (n <= kRowThreads) {
-      const uint64_t key =
-          static_cast<int>(threadIdx.x) < n ? list_[threadIdx.x] : device::kNoLogit;
-      const int place = key == device::kNoLogit ? p_.k : device::count_below(list_, n, key);
+  // The j-th largest of what the warps sent; four lanes rank one among all.
+  __device__ float find_threshold() {
+    const int n_warps = task_.cluster * kRowWarps, index = threadIdx.x / 4, part = threadIdx.x % 4;
+    if (index < n_warps) {  // whole warps
+      const uint32_t mine = s_.kth[index];
+      int above = 0;
+      for (int i = part * 4; i < n_warps; i += 16) {
+        const uint4 others = *reinterpret_cast<const uint4*>(&s_.kth[i]);
+        above += others.x > mine || (others.x == mine && i < index);
+        above += others.y > mine || (others.y == mine && i + 1 < index);
+        above += others.z > mine || (others.z == mine && i + 2 < index);
+        above += others.w > mine || (others.w == mine && i + 3 < index);
+      }
+      above += __shfl_xor_sync(kAllLanes, above, 1);
+      above += __shfl_xor_sync(kAllLanes, above, 2);
+      if (part == 0 && above == task_.quota.j - 1) s_.threshold = mine;
+    }
+    __syncthreads();
+    // A warp with fewer than q lanes in use sent 0: no threshold.
+    return s_.threshold ? device::value_of_key(s_.threshold) : -INFINITY;
+  }
+
+  // What does not fit is counted only.
+  __device__ __forceinline__ void list(uint64_t key) {
+    const int at = atomicAdd(&s_.n_listed, 1);
+    if (at < task_.list_size) list_[at] = key;
+  }
+
+  __device__ void list_from(float threshold) {
+    row_.for_each([&](const Piece<T>& piece, int first) {
+      if (!(device::largest_or_nan(piece) >= threshold)) return;
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) {
+        const float x = device::to_float(piece.x[i]);
+        if (x >= threshold && x > -INFINITY) list(device::logit_key(x, first + i));
+      }
+    });
+  }
+
+  // Lists the best k instead, of which there are as many: those up to the smallest key that k
+  // reach, found bit by bit.
+  __device__ void list_best(int k) {
+    uint64_t last = 0;
+#pragma unroll 1
+    for (int bit = 63; bit >= 0; --bit) {
+      if (bit < 32 && bit >= 32 - __clz(row_.vocab())) continue;
+      const uint64_t limit = last | ((uint64_t{1} << bit) - 1);
       __syncthreads();
-      if (place < p_.k) write_entry(place, key);
-    } else {
-      int size = 2 * kRowThreads;
-      while (size < n) size *= 2;
-      for (int i = n + threadIdx.x; i < size; i += kRowThreads) list_[i] = device::kNoLogit;
-      device::bitonic_sort(list_, size);
-      for (int i = threadIdx.x; i < min(n, p_.k); i += kRowThreads) write_entry(i, list_[i]);
+      if (threadIdx.x == 0) s_.n_listed = 0;
+      int n = 0;
+      row_.for_each_key([&](uint64_t key) { n += key <= limit; });
+      n = __reduce_add_sync(kAllLanes, n);
+      __syncthreads();
+      if (lane_ == 0) atomicAdd(&s_.n_listed, n);
+      __syncthreads();
+      if (s_.n_listed < k) last |= uint64_t{1} << bit;
     }
-    write_rest(n, s_.log_z);
-  }
-
-  __device__ void write_entry(int place, uint64_t key) const {
-    const float logit = device::key_logit(key);
-    p_.logp[index_ * p_.k + place] = p_.shard ? logit : logit - s_.log_z;
-    p_.ids[index_ * p_.k + place] = p_.first_id + device::key_id(key);
-  }
-
-  __device__ void write_rest(int n, float log_z) const {
-    for (int i = n + threadIdx.x; i < p_.k; i += kRowThreads) {
-      p_.logp[index_ * p_.k + i] = -INFINITY;
-      p_.ids[index_ * p_.k + i] = -1;
-    }
-    if (threadIdx.x == 0 && p_.log_z) p_.log_z[index_] = log_z;
+    __syncthreads();
+    if (threadIdx.x == 0) s_.n_listed = 0;
+    __syncthreads();
+    row_.for_each_key([&](uint64_t key) {
+      if (key <= last) list(key);
+    });
   }
 
   const TopkTask& task_;
-  const DraftTopkParams& p_;
-  const int64_t index_;
-  TopkShared& s_;
+  PartShared& s_;
+  const int rank_, warp_, lane_;  // of the CTA in the cluster, the warp in it, the lane in that
+  const device::StagedRow<T> row_;
+  const int64_t part_;
   uint64_t* const list_;
-  device::ClusterRow<T> row_;
 };
 
+// Grid: (the CTAs of a row, rows).
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, 2)
-    draft_topk_kernel(const TopkTask task, int cluster) {
+__global__ void __launch_bounds__(kRowThreads, 3)
+    part_kernel(const __grid_constant__ TopkTask task) {
+  device::wait_for_previous();
+  device::let_next_start();
+  extern __shared__ __align__(16) char staged[];
+  __shared__ PartShared shared;
+  PartOfRow<T>(task, shared, reinterpret_cast<Piece<T>*>(staged)).run();
+}
+
+constexpr int kOrderThreads = 32 * device::kMaxCluster;
+
+// log of the sum over the parts, by a full warp; lane i has part i.
+__device__ float log_sum(const Part& part) {
+  float peak = part.peak;
+  for (int step = 16; step > 0; step /= 2)
+    peak = fmaxf(peak, __shfl_xor_sync(kAllLanes, peak, step));
+  if (peak == -INFINITY) return -INFINITY;
+  double sum = part.sum * exp(double{part.peak} - peak);
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  return static_cast<float>(peak + log(sum));
+}
+
+// The rows of one request lie together; blockIdx.x is the row, or the request without depths.
+__global__ void __launch_bounds__(kOrderThreads)
+    order_kernel(const __grid_constant__ TopkTask task) {
   device::wait_for_previous();
   device::let_next_start();
   extern __shared__ __align__(16) uint64_t list[];
-  __shared__ TopkShared shared;
-  TopkRow<T>(task, blockIdx.x / cluster, shared, list).run();
+  __shared__ float log_z;
+  const DraftTopkParams& p = task.p;
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, n_parts = task.cluster;
+  const int64_t row = blockIdx.x, depth = max(p.depth, 1), request = row / depth;
+  bool bad = false;
+  for (int i = thread; i < p.depth * n_parts; i += kOrderThreads)
+    bad |= task.parts[request * p.depth * n_parts + i].count == kBad;
+  // Every warp looks at all parts' counts, and copies the list of one.
+  const Part part =
+      lane < n_parts && p.depth > 0 ? task.parts[row * n_parts + lane] : Part{0.0, -INFINITY, 0};
+  bad = __syncthreads_or(bad);
+  if (row % depth == 0 && thread == 0) p.status[request] = bad;
+  if (p.depth == 0) return;
+  const int n = bad ? 0 : __reduce_add_sync(kAllLanes, part.count);
+  const int before = __reduce_add_sync(kAllLanes, lane < warp ? part.count : 0);
+  const int here = bad ? 0 : __shfl_sync(kAllLanes, part.count, warp);
+  for (int i = lane; i < here; i += 32)
+    list[before + i] = task.lists[(row * n_parts + warp) * task.list_size + i];
+  if (warp == device::kMaxCluster - 1) {
+    const float sum = bad ? -INFINITY : log_sum(part);
+    if (lane == 0) log_z = sum;
+  }
+  int size = kOrderThreads;
+  while (size < n) size *= 2;
+  for (int i = n + thread; i < size; i += kOrderThreads) list[i] = device::kNoLogit;
+  __syncthreads();
+  const auto write = [&](int place, uint64_t key) {
+    const float logit = device::key_logit(key);
+    p.logp[row * p.k + place] = p.shard ? logit : logit - log_z;
+    p.ids[row * p.k + place] = p.first_id + device::key_id(key);
+  };
+  if (n <= kOrderThreads) {
+    if (thread < n) {
+      const int place = device::count_below(list, n, list[thread]);
+      if (place < p.k) write(place, list[thread]);
+    }
+  } else {
+    device::bitonic_sort(list, size);
+    for (int i = thread; i < min(n, p.k); i += kOrderThreads) write(i, list[i]);
+  }
+  for (int i = n + thread; i < p.k; i += kOrderThreads) {
+    p.logp[row * p.k + i] = -INFINITY;
+    p.ids[row * p.k + i] = -1;
+  }
+  if (thread == 0 && p.log_z) p.log_z[row] = log_z;
 }
 
-constexpr int kStatusThreads = 256;
+int cluster_of(const DraftTopkParams& p) {
+  return p.vocab <= device::kSmallVocab ? 1 : device::kMaxCluster;
+}
 
-__global__ void __launch_bounds__(kStatusThreads) draft_topk_status_kernel(const TopkTask task) {
-  device::wait_for_previous();
-  device::let_next_start();
-  const DraftTopkParams& p = task.p;
-  const int64_t first_row = int64_t{blockIdx.x} * p.depth;
-  int bad = 0;
-  for (int d = threadIdx.x; d < p.depth; d += kStatusThreads) bad |= task.bad_rows[first_row + d];
-  bad = __syncthreads_or(bad);
-  if (threadIdx.x == 0) p.status[blockIdx.x] = bad != 0;
-  if (!bad) return;
-  for (int64_t i = threadIdx.x; i < int64_t{p.depth} * p.k; i += kStatusThreads) {
-    p.logp[first_row * p.k + i] = -INFINITY;
-    p.ids[first_row * p.k + i] = -1;
-  }
-  for (int d = threadIdx.x; p.log_z && d < p.depth; d += kStatusThreads)
-    p.log_z[first_row + d] = -INFINITY;
+// Entries of a CTA's list: k at least, and usually room for all that reach the threshold.
+int list_size_of(const DraftTopkParams& p) {
+  return p.k <= 64 ? 256 : p.k <= 256 ? 512 : 1024;
+}
+
+int64_t n_parts_of(const DraftTopkParams& p) {
+  return int64_t{p.batch} * p.depth * cluster_of(p);
 }
 
 }  // namespace
 
 size_t draft_topk_workspace(const DraftTopkParams& largest) {
-  return static_cast<size_t>(largest.batch) * largest.depth * sizeof(int32_t);
+  return static_cast<size_t>(n_parts_of(largest)) *
+         (sizeof(Part) + list_size_of(largest) * sizeof(uint64_t));
 }
 
 void draft_topk(const DraftTopkParams& p, Stream stream) {
   if (p.batch == 0) return;
-  const int cluster = p.vocab <= device::kSmallVocab ? 1 : device::kMaxCluster;
-  const TopkTask task = {.p = p,
-                         .bad_rows = static_cast<int32_t*>(p.workspace.data),
-                         .quota = device::quota_of(p.k, device::kRowWarps * cluster),
-                         .list_size = p.k <= 64 ? 1024 : 4096};
-  const LaunchShape shape = {.grid = dim3(p.batch * p.depth * cluster),
-                             .block = dim3(kRowThreads),
-                             .shared_bytes = task.list_size * sizeof(uint64_t),
-                             .cluster = cluster};
-  if (p.depth > 0) {
+  const int cluster = cluster_of(p), n_rows = p.batch * p.depth;
+  const int piece_bytes = kRowThreads * kPiece * static_cast<int>(dtype_bytes(p.dtype));
+  const auto parts = static_cast<Part*>(p.workspace.data);
+  const TopkTask task = {
+      .p = p,
+      .parts = parts,
+      .lists = reinterpret_cast<uint64_t*>(parts + n_parts_of(p)),
+      .quota = device::quota_of(p.k, kRowWarps * cluster),
+      .cluster = cluster,
+      .list_size = list_size_of(p),
+      .n_staged = std::min(device::pieces_of(p.vocab, cluster), kStagedBytes / piece_bytes)};
+  if (n_rows > 0) {
+    const LaunchShape shape = {.grid = dim3(cluster, n_rows),
+                               .block = dim3(kRowThreads),
+                               .shared_bytes = static_cast<size_t>(task.n_staged) * piece_bytes,
+                               .cluster = cluster};
     if (p.dtype == DType::kBF16)
-      launch(draft_topk_kernel<__nv_bfloat16>, shape, stream, task, cluster);
+      launch(part_kernel<__nv_bfloat16>, shape, stream, task);
     else if (p.dtype == DType::kF16)
-      launch(draft_topk_kernel<__half>, shape, stream, task, cluster);
+      launch(part_kernel<__half>, shape, stream, task);
     else
-      launch(draft_topk_kernel<float>, shape, stream, task, cluster);
+      launch(part_kernel<float>, shape, stream, task);
   }
-  launch(draft_topk_status_kernel, {.grid = dim3(p.batch), .block = dim3(kStatusThreads)}, stream,
-         task);
+  launch(order_kernel,
+         {.grid = dim3(n_rows > 0 ? n_rows : p.batch),
+          .block = dim3(kOrderThreads),
+          .shared_bytes = static_cast<size_t>(cluster) * task.list_size * sizeof(uint64_t)},
+         stream, task);
 }
 
 }  // namespace kdt::cuda

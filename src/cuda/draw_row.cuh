@@ -19,13 +19,14 @@ namespace kdt::cuda {
 
 using device::kPiece;
 using device::kRowThreads;
+using Piece = device::Piece<float>;
 
 constexpr int kDrawList = 2048;  // keys, a power of two
 constexpr int kListKeys = kDrawList / kRowThreads;
-constexpr int kUsualTopK = 512;  // of a nucleus
-constexpr int kBins = 16;        // of a histogram, a float per thread and bin
-constexpr int kBinBits = 4;
-constexpr size_t kDrawBytes = size_t{kBins} * kRowThreads * sizeof(float);  // the list's space too
+constexpr int kUsualTopK = 512;                     // of a nucleus
+constexpr int kBinBits = 3, kBins = 1 << kBinBits;  // of a histogram: a float per thread and bin
+constexpr size_t kListBytes = kDrawList * sizeof(uint64_t);  // the histogram's space too
+static_assert(kListBytes >= size_t{kBins} * kRowThreads * sizeof(float));
 constexpr float kEstimateSlack = 1e-4f;
 
 // A token and what it is chosen by; the smallest order wins, then the smallest id.
@@ -46,16 +47,17 @@ struct DrawShared {
 
 class DrawRow {
  public:
+  // shared_bytes: kListBytes, then n_staged pieces of every thread.
   __device__ DrawRow(const float* logits, int vocab, const SamplingParams& sampling, int position,
-                     DrawShared& shared, uint64_t* list)
+                     int n_staged, DrawShared& shared, char* shared_bytes)
       : sampling_(sampling),
         position_(position),
         vocab_(vocab),
         s_(shared),
-        list_(list),
+        list_(reinterpret_cast<uint64_t*>(shared_bytes)),
         inverse_t_(fminf(1.0f / sampling.temperature, FLT_MAX)),
-        logits_(logits),
-        row_(logits, vocab, shared.row, list, kDrawList) {}
+        row_(logits, vocab, n_staged, reinterpret_cast<Piece*>(shared_bytes + kListBytes),
+             shared.row, list_, kDrawList) {}
 
   // The token, in thread 0 of the first CTA; -1 as in the contract.
   __device__ int draw() {
@@ -75,23 +77,18 @@ class DrawRow {
  private:
   __device__ int greedy() {
     float best = -INFINITY;
-    int piece = 0;
+    int id = -1;
     bool bad = false;
-    row_.for_each<device::kColdBatch>([&](const float(&x)[kPiece], int first) {
+    row_.for_each([&](const Piece& piece, int first) {
+      const float most = device::largest_or_nan(piece);
+      bad |= !(most < INFINITY);
+      if (!(most > best)) return;
+      best = most;
 #pragma unroll
-      for (int i = 0; i < kPiece; ++i) bad |= !(x[i] < INFINITY);
-      const float most = device::largest(x);
-      if (most > best) {
-        best = most;
-        piece = first;
-      }
+      for (int i = kPiece - 1; i >= 0; --i) id = piece.x[i] == most ? first + i : id;
     });
     Choice choice;
-    if (best > -INFINITY) {
-      int id = piece;
-      while (logits_[id] != best) ++id;
-      choice = {~device::ascending_key(best), id};
-    }
+    if (best > -INFINITY) choice = {~device::ascending_key(best), id};
     if (bad) choice = {0, -1};
     row_.sync();  // every CTA runs: its shared memory may be written
     return best_of_cluster(choice);
@@ -102,6 +99,7 @@ class DrawRow {
   }
 
   __device__ static Choice best_of_warp(Choice choice) {
+#pragma unroll 1
     for (int step = 16; step > 0; step /= 2) {
       const Choice other = {__shfl_xor_sync(device::kAllLanes, choice.order, step),
                             __shfl_xor_sync(device::kAllLanes, choice.id, step)};
@@ -127,10 +125,8 @@ class DrawRow {
 
   __device__ double mass_up_to(uint64_t limit, int buffer) {
     double mass = 0.0;
-    row_.for_each<device::kWarmBatch>([&](const float(&x)[kPiece], int first) {
-#pragma unroll
-      for (int i = 0; i < kPiece; ++i)
-        if (x[i] > -INFINITY && device::logit_key(x[i], first + i) <= limit) mass += weight(x[i]);
+    row_.for_each_key([&](uint64_t key) {
+      if (key <= limit) mass += weight(device::key_logit(key));
     });
     return row_.totals(mass, 0, buffer).sum;
   }
@@ -140,16 +136,16 @@ class DrawRow {
     double mass = 0.0;
     int n_sent = 0;
     const bool sum_all = sampling_.top_p < 1.0f && !limited;
-    row_.for_each<device::kWarmBatch>([&](const float(&x)[kPiece], int first) {
+    row_.for_each([&](const Piece& piece, int first) {
       if (sum_all) {
 #pragma unroll
-        for (int i = 0; i < kPiece; ++i) mass += weight(x[i]);
+        for (int i = 0; i < kPiece; ++i) mass += weight(piece.x[i]);
       }
-      if (!(device::largest(x) >= threshold)) return;
+      if (!(device::largest_or_nan(piece) >= threshold)) return;
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) {
-        if (!(x[i] >= threshold) || x[i] == -INFINITY) continue;
-        row_.send(device::logit_key(x[i], first + i));
+        if (!(piece.x[i] >= threshold) || piece.x[i] == -INFINITY) continue;
+        row_.send(device::logit_key(piece.x[i], first + i));
         ++n_sent;
       }
     });
@@ -227,21 +223,21 @@ class DrawRow {
     float* mine = reinterpret_cast<float*>(list_) + threadIdx.x;
     row_.sync();  // the list and this buffer of the bins are free
     for (int i = 0; i < kBins; ++i) mine[i * kRowThreads] = 0.0f;
-    row_.for_each<device::kWarmBatch>([&](const float(&x)[kPiece], int) {
+    row_.for_each([&](const Piece& piece, int) {
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) {
-        const uint32_t bin = (steps_below(x[i]) - low) >> shift;
-        if (bin < kBins) mine[bin * kRowThreads] += weight(x[i]);
+        const uint32_t bin = (steps_below(piece.x[i]) - low) >> shift;
+        if (bin < kBins) mine[bin * kRowThreads] += weight(piece.x[i]);
       }
     });
     __syncthreads();
-    static_assert(kBins == device::kRowWarps, "a warp adds up a bin");
-    const int warp = threadIdx.x / 32;
-    double sum = 0.0;
-    for (int i = row_.lane(); i < kRowThreads; i += 32)
-      sum += reinterpret_cast<const float*>(list_)[warp * kRowThreads + i];
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(device::kAllLanes, sum, step);
-    row_.store_to_all(&s_.bin_mass[buffer][warp][row_.rank()], sum);
+    if (const int bin = threadIdx.x / 32; bin < kBins) {
+      double sum = 0.0;
+      for (int i = row_.lane(); i < kRowThreads; i += 32)
+        sum += reinterpret_cast<const float*>(list_)[bin * kRowThreads + i];
+      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(device::kAllLanes, sum, step);
+      row_.store_to_all(&s_.bin_mass[buffer][bin][row_.rank()], sum);
+    }
     row_.sync();
     double before = 0.0;
     for (int bin = 0; bin < kBins; ++bin) {
@@ -261,7 +257,7 @@ class DrawRow {
       if (bin.index < 0) break;
       low += bin.index << shift;
       wanted -= bin.before;
-      if (shift > 22) continue;  // two temperatures wide: mostly too many
+      if (shift > 21) continue;  // half a temperature wide and more: mostly too many
       const int n = list_range(low, 1u << shift, buffer);
       if (n > kDrawList) continue;
       if (row_.is_first_cta()) {
@@ -282,11 +278,11 @@ class DrawRow {
   __device__ int list_range(uint32_t low, uint32_t width, int buffer) {
     row_.clear_list();
     int n = 0;
-    row_.for_each<device::kWarmBatch>([&](const float(&x)[kPiece], int first) {
+    row_.for_each([&](const Piece& piece, int first) {
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) {
-        if (x[i] == -INFINITY || steps_below(x[i]) - low >= width) continue;
-        row_.send(device::logit_key(x[i], first + i));
+        if (piece.x[i] == -INFINITY || steps_below(piece.x[i]) - low >= width) continue;
+        row_.send(device::logit_key(piece.x[i], first + i));
         ++n;
       }
     });
@@ -340,8 +336,8 @@ class DrawRow {
   __device__ void for_each_kept(const Least& least, const Fn& fn) const {
     const device::PhiloxKey key = {static_cast<uint32_t>(sampling_.seed),
                                    static_cast<uint32_t>(sampling_.seed >> 32)};
-    row_.for_each<1>([&](const float(&x)[kPiece], int first) {
-      const float most = device::largest(x);
+    row_.for_each([&](const Piece& piece, int first) {
+      const float most = device::largest_or_nan(piece);
       if (most < least_logit_ || scaled(most) + device::kLargestGumbel < least()) return;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -351,7 +347,7 @@ class DrawRow {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int id = first + 4 * half + i;
-          if (kept(x[4 * half + i], id)) fn(x[4 * half + i], id, lanes[i]);
+          if (kept(piece.x[4 * half + i], id)) fn(piece.x[4 * half + i], id, lanes[i]);
         }
       }
     });
@@ -377,12 +373,22 @@ class DrawRow {
                   });
     const float floor = largest_estimate(best) - kEstimateSlack;
     Choice choice;
-    if (best >= floor) {
+    // One of this lane's candidates at a time, of which there is seldom even one.
+    for (int done = -1; best >= floor;) {
+      float logit = 0.0f;
+      int candidate = -1;
+      uint32_t lot = 0;
       for_each_kept([&] { return floor; },
                     [&](float x, int id, uint32_t number) {
-                      if (scaled(x) + device::gumbel_estimate(number) >= floor)
-                        choice = better(choice, exact(x, id, number));
+                      if (candidate >= 0 || id <= done) return;
+                      if (scaled(x) + device::gumbel_estimate(number) < floor) return;
+                      logit = x;
+                      candidate = id;
+                      lot = number;
                     });
+      if (candidate < 0) break;
+      choice = better(choice, exact(logit, candidate, lot));
+      done = candidate;
     }
     return best_of_cluster(choice);
   }
@@ -402,8 +408,7 @@ class DrawRow {
   DrawShared& s_;
   uint64_t* const list_;
   const float inverse_t_;
-  const float* const logits_;
-  device::ClusterRow<float> row_;
+  device::ClusterRow row_;
   float peak_ = 0.0f;
   float least_logit_ = -INFINITY;  // kept: logits above it, and those equal to it up to last_id_
   int last_id_ = INT32_MAX;

@@ -1,5 +1,7 @@
 // Two kernels: the target token of every row, one cluster a row, all rows at once; and the walk
 // from the root, one CTA a request. With the targets given there is the walk alone.
+#include <algorithm>
+
 #include "cuda/device/dependency.cuh"
 #include "cuda/draw_row.cuh"
 #include "cuda/launch.h"
@@ -10,6 +12,8 @@ namespace {
 
 constexpr int kWalkThreads = 128;
 constexpr int kStagedNodes = 1025;  // the largest tree
+constexpr int kStepsAtOnce = 8;     // of the walk, before it looks whether it is over
+constexpr int kMaxStaged = 4;       // pieces of a thread: two CTAs fit, and one of any device
 
 // The request that owns `row`, -1 if none. All threads of the CTA call it.
 __device__ int owner_of(const TreeAcceptParams& p, int row) {
@@ -25,96 +29,111 @@ __device__ int owner_of(const TreeAcceptParams& p, int row) {
 }
 
 __global__ void __launch_bounds__(kRowThreads, 2)
-    draw_kernel(const TreeAcceptParams p, int32_t* targets, int cluster) {
+    draw_kernel(const TreeAcceptParams p, int32_t* targets, int cluster, int n_staged) {
   device::wait_for_previous();
   device::let_next_start();
-  extern __shared__ __align__(16) uint64_t list[];
+  extern __shared__ __align__(16) char bytes[];
   __shared__ DrawShared shared;
   const int row = blockIdx.x / cluster;
   const int request = owner_of(p, row);
   if (request < 0) return;
   DrawRow draw(p.logits + int64_t{row} * p.vocab, p.vocab, p.sampling[request],
-               p.positions[row] + 1, shared, list);
+               p.positions[row] + 1, n_staged, shared, bytes);
   const int target = draw.draw();
   if (blockIdx.x % cluster == 0 && threadIdx.x == 0) targets[row] = target;
 }
 
-// A node's target, and the child that carries it or -1.
-struct Step {
-  int target, child;
+// What the walk needs to know of a node.
+struct Links {
+  int32_t token, sibling, target, child;
 };
 
-__device__ Step step_from(int target, int child, const int32_t* tokens,
-                          const int32_t* next_sibling) {
-  while (target >= 0 && child >= 0 && tokens[child] != target) child = next_sibling[child];
-  return {target, target < 0 ? -1 : child};
+__device__ Links links_of(const TreeAcceptParams& p, const int32_t* targets, int64_t row) {
+  return {p.tokens[row], p.next_sibling[row], targets[row], p.first_child[row]};
 }
 
-// steps[node], from their address in shared memory. The walk is a chain of these reads; left to
-// itself the compiler forms the address anew in each, from a slow special register.
-__device__ __forceinline__ Step read_step(uint32_t steps, int node) {
-  Step step;
-  asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
-               : "=r"(step.target), "=r"(step.child)
-               : "r"(steps + node * static_cast<uint32_t>(sizeof(Step))));
-  return step;
-}
+// Up to kStagedNodes nodes in shared memory. Past the last is one without a target, its own child.
+struct StagedTree {
+  int32_t tokens[kStagedNodes], siblings[kStagedNodes], targets[kStagedNodes];
+  uint32_t next[kStagedNodes + 1];  // the accepted child's entry here, as a shared address
+};
 
-// Requests are mostly of one size: brings where the request's nodes would be then towards the CTA
-// while its row offset is on its way.
-__device__ void prefetch_nodes(const TreeAcceptParams& p, const int32_t* targets) {
-  const int32_t* arrays[] = {p.tokens, p.next_sibling, p.first_child, targets};
-  const int size = p.n_rows / p.batch;
-  const int node = static_cast<int>(threadIdx.x) * 32;  // a cache line of them
-  if (node >= size + 31) return;
-  const int64_t row = min(int64_t{blockIdx.x} * size + node, int64_t{p.n_rows} - 1);
+// The first `limit` nodes of the path from the root, by one warp: a chain of loads, one a node.
+// Writes them; returns how many there are, and the last one.
+__device__ int2 walk(const StagedTree& tree, int n_nodes, int limit, int32_t* accepted) {
+  const int lane = threadIdx.x % 32;
+  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(tree.next));
+  const uint32_t end = base + n_nodes * sizeof(uint32_t);
+  uint32_t at = base, last = base;
+  int n = 0;
+  while (n < limit && at != end) {
+    uint32_t mine = end;
 #pragma unroll
-  for (const int32_t* array : arrays)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(array + row)));
+    for (int i = 0; i < kStepsAtOnce; ++i) {
+      if (lane == i) mine = at;
+      asm volatile("ld.shared.u32 %0, [%0];" : "+r"(at));
+    }
+    const bool valid = mine != end && n + lane < limit;
+    if (valid) accepted[n + lane] = static_cast<int32_t>((mine - base) / sizeof(uint32_t));
+    const int count = __popc(__ballot_sync(device::kAllLanes, valid));
+    last = __shfl_sync(device::kAllLanes, mine, count - 1);
+    n += count;
+  }
+  return {n, static_cast<int>((last - base) / sizeof(uint32_t))};
+}
+
+// Trees that do not fit: no contract of tree_build's makes one.
+__device__ int2 walk_in_memory(const TreeAcceptParams& p, const int32_t* targets, int64_t row,
+                               int32_t* accepted) {
+  int n = 0, last = 0;
+  for (int node = 0; node >= 0 && n < p.max_accepted; ++n) {
+    accepted[n] = last = node;
+    const int target = targets[row + node];
+    node = target < 0 ? -1 : p.first_child[row + node];
+    while (node >= 0 && p.tokens[row + node] != target) node = p.next_sibling[row + node];
+  }
+  return {n, last};
 }
 
 __global__ void __launch_bounds__(kWalkThreads)
-    walk_kernel(const TreeAcceptParams p, const int32_t* all_targets) {
+    walk_kernel(const TreeAcceptParams p, const int32_t* targets) {
   device::wait_for_previous();
   device::let_next_start();
-  __shared__ int32_t staged_tokens[kStagedNodes], staged_siblings[kStagedNodes];
-  __shared__ Step steps[kStagedNodes];
-  const int request = blockIdx.x;
+  __shared__ StagedTree tree;
+  const int request = blockIdx.x, thread = threadIdx.x;
   const int n_nodes = p.n_nodes[request], row = p.row_offset[request];
-  prefetch_nodes(p, all_targets);
-  const int32_t *tokens = p.tokens + row, *siblings = p.next_sibling + row;
-  const int32_t *first_child = p.first_child + row, *targets = all_targets + row;
-  const int n_staged = min(n_nodes, kStagedNodes);
-  for (int i = threadIdx.x; i < n_staged; i += kWalkThreads) {
-    staged_tokens[i] = tokens[i];
-    staged_siblings[i] = siblings[i];
-    steps[i] = {targets[i], first_child[i]};
+  // Requests are mostly of one size: this request's nodes, where they would be then, are loaded
+  // while the row offset is on its way.
+  const int64_t guess = int64_t{request} * (p.n_rows / p.batch);
+  Links links = links_of(p, targets, min(guess + thread, int64_t{p.n_rows} - 1));
+  const bool staged = n_nodes <= kStagedNodes;
+  const int n_staged = staged ? n_nodes : 0;
+  for (int i = thread; i < n_staged; i += kWalkThreads) {
+    if (row != guess || i != thread) links = links_of(p, targets, int64_t{row} + i);
+    tree.tokens[i] = links.token;
+    tree.siblings[i] = links.sibling;
+    tree.targets[i] = links.target;
+    tree.next[i] = links.child;
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < n_staged; i += kWalkThreads)
-    steps[i] = n_nodes <= kStagedNodes
-                   ? step_from(steps[i].target, steps[i].child, staged_tokens, staged_siblings)
-                   : step_from(steps[i].target, steps[i].child, tokens, siblings);
+  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(tree.next));
+  for (int i = thread; i <= n_staged && staged; i += kWalkThreads) {
+    const int target = i < n_staged ? tree.targets[i] : -1;
+    int child = target < 0 ? -1 : static_cast<int>(tree.next[i]);
+    while (child >= 0 && tree.tokens[child] != target) child = tree.siblings[child];
+    tree.next[i] = base + (child < 0 ? n_staged : child) * sizeof(uint32_t);
+  }
   __syncthreads();
-  if (threadIdx.x != 0 || n_nodes == 0) return;
+  if (thread >= 32 || n_nodes == 0) return;
   int32_t* accepted = p.accepted + int64_t{request} * p.max_accepted;
-  uint32_t staged = static_cast<uint32_t>(__cvta_generic_to_shared(steps));
-  asm volatile("" : "+r"(staged));
-  int n_accepted = 0;
-  Step step = {-1, 0};
-  while (step.child >= 0 && n_accepted < p.max_accepted) {
-    accepted[n_accepted++] = step.child;
-    step = step.child < kStagedNodes
-               ? read_step(staged, step.child)
-               : step_from(targets[step.child], first_child[step.child], tokens, siblings);
-  }
-  if (step.target < 0) {
-    accepted[0] = 0;
-    n_accepted = 1;
-  }
-  p.n_accepted[request] = n_accepted;
-  p.bonus[request] = step.target;
-  p.status[request] = step.target < 0;
+  const int2 path = staged ? walk(tree, n_nodes, p.max_accepted, accepted)
+                           : walk_in_memory(p, targets, row, accepted);
+  const int target = staged ? tree.targets[path.y] : targets[int64_t{row} + path.y];
+  if (thread != 0) return;
+  if (target < 0) accepted[0] = 0;
+  p.n_accepted[request] = target < 0 ? 1 : path.x;
+  p.bonus[request] = target;
+  p.status[request] = target < 0;
 }
 
 }  // namespace
@@ -128,12 +147,13 @@ void tree_accept(const TreeAcceptParams& p, Stream stream) {
   int32_t* targets = p.targets ? p.targets : static_cast<int32_t*>(p.workspace.data);
   if (p.logits) {
     const int cluster = p.vocab <= device::kSmallVocab ? 1 : device::kMaxCluster;
+    const int n_staged = std::min(device::pieces_of(p.vocab, cluster), kMaxStaged);
     launch(draw_kernel,
            {.grid = dim3(p.n_rows * cluster),
             .block = dim3(kRowThreads),
-            .shared_bytes = kDrawBytes,
+            .shared_bytes = kListBytes + n_staged * kRowThreads * sizeof(Piece),
             .cluster = cluster},
-           stream, p, targets, cluster);
+           stream, p, targets, cluster, n_staged);
   }
   launch(walk_kernel, {.grid = dim3(p.batch), .block = dim3(kWalkThreads)}, stream, p, targets);
 }

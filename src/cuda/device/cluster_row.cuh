@@ -1,23 +1,16 @@
-// One row of logits, worked on by a cluster of CTAs: maxima, thresholds, counts and the selection
-// of the best k. All threads of all CTAs of the cluster call the members together.
+// One row of fp32 logits, worked on by a cluster of CTAs: maxima, thresholds, counts and sums. All
+// threads of all CTAs of the cluster call the members together.
 #pragma once
 
 #include <cooperative_groups.h>
 
-#include "cuda/device/logits.cuh"
+#include "cuda/device/pairs.cuh"
+#include "cuda/device/staged_row.cuh"
 
 namespace kdt::cuda::device {
 
 namespace cg = cooperative_groups;
 
-constexpr int kRowThreads = 512;  // of a CTA
-constexpr int kRowWarps = kRowThreads / 32;
-constexpr int kMaxCluster = 8;
-constexpr int kMaxRowWarps = kRowWarps * kMaxCluster;
-constexpr int kSmallVocab = 1024;  // up to here one CTA is enough
-// Loads in flight from memory (163840 bf16 logits are five of a lane), and later from L1.
-constexpr int kColdBatch = 5, kWarmBatch = 1;
-constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr uint32_t kBadRow = 0xffffffffu;  // as a maximum: there is NaN or +inf
 
 // Which threshold k logits reach: any j warps of which each has q lanes at or above it hold k.
@@ -42,23 +35,22 @@ struct RowShared {
   uint32_t threshold;
 };
 
-template <typename T>
 class ClusterRow {
  public:
   // list[list_size]: shared memory for the logits that reach the threshold, used in the first CTA.
-  __device__ ClusterRow(const T* logits, int vocab, RowShared& shared, uint64_t* list,
-                        int list_size)
+  __device__ ClusterRow(const float* logits, int vocab, int n_staged, Piece<float>* staged,
+                        RowShared& shared, uint64_t* list, int list_size)
       : cluster_(cg::this_cluster()),
-        logits_(logits),
-        vocab_(vocab),
         s_(shared),
         list_(list),
         list_size_(list_size),
         n_ctas_(static_cast<int>(cluster_.num_blocks())),
         rank_(static_cast<int>(cluster_.block_rank())),
         warp_(rank_ * kRowWarps + static_cast<int>(threadIdx.x) / 32),
-        lane_(static_cast<int>(threadIdx.x) % 32) {
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        row_(logits, vocab, warp_, n_ctas_, n_staged, staged) {
     if (threadIdx.x == 0) s_.n_listed = 0;
+    row_.stage();
   }
 
   __device__ bool is_first_cta() const { return rank_ == 0; }
@@ -81,9 +73,15 @@ class ClusterRow {
     if (lane_ < n_ctas_) *cluster_.map_shared_rank(member, lane_) = value;
   }
 
-  template <int kBatch, typename Fn>
-  __device__ void for_each(const Fn& fn) const {
-    for_each_piece<kBatch>(logits_, vocab_, warp_, n_warps(), fn);
+  // fn(piece, its first id) for this lane's pieces.
+  template <typename Fn>
+  __device__ __forceinline__ void for_each(const Fn& fn) const {
+    row_.for_each(fn);
+  }
+  // fn(key) for this lane's logits above -inf; slow.
+  template <typename Fn>
+  __device__ __forceinline__ void for_each_key(const Fn& fn) const {
+    row_.for_each_key(fn);
   }
 
   // Reads the row; returns its maximum as a key, kBadRow if it holds NaN or +inf. Keeps each warp's
@@ -91,10 +89,10 @@ class ClusterRow {
   __device__ uint32_t find_maximum(int q) {
     float best = -INFINITY;
     bool bad = false;
-    for_each<kColdBatch>([&](const float(&x)[kPiece], int) {
-#pragma unroll
-      for (int i = 0; i < kPiece; ++i) bad |= !(x[i] < INFINITY);
-      best = fmaxf(best, largest(x));
+    for_each([&](const Piece<float>& piece, int) {
+      const float most = largest_or_nan(piece);
+      bad |= !(most < INFINITY);
+      best = fmaxf(best, most);
     });
     uint32_t key = ascending_key(best);
     const uint32_t warp_max =
@@ -184,8 +182,9 @@ class ClusterRow {
   template <typename Reaches>
   __device__ uint64_t bisect(const Reaches& reaches) const {
     uint64_t key = 0;
-    const int id_bits = 32 - __clz(vocab_);
+    const int id_bits = 32 - __clz(row_.vocab());
     int buffer = 0;
+#pragma unroll 1
     for (int bit = 63; bit >= 0; --bit) {
       if (bit < 32 && bit >= id_bits) continue;
       if (!reaches(key | ((uint64_t{1} << bit) - 1), buffer)) key |= uint64_t{1} << bit;
@@ -197,10 +196,7 @@ class ClusterRow {
   // Logits above -inf with keys up to `limit`.
   __device__ int count_up_to(uint64_t limit, int buffer) {
     int n = 0;
-    for_each<kWarmBatch>([&](const float(&x)[kPiece], int first) {
-#pragma unroll
-      for (int i = 0; i < kPiece; ++i) n += x[i] > -INFINITY && logit_key(x[i], first + i) <= limit;
-    });
+    for_each_key([&](uint64_t key) { n += key <= limit; });
     return totals(0.0, n, buffer).count;
   }
 
@@ -210,27 +206,13 @@ class ClusterRow {
     return bisect([&](uint64_t limit, int buffer) { return count_up_to(limit, buffer) >= wanted; });
   }
 
-  // Sends the logits with keys up to `limit` to an empty list. A barrier.
-  __device__ void send_up_to(uint64_t limit) {
-    clear_list();
-    for_each<kWarmBatch>([&](const float(&x)[kPiece], int first) {
-#pragma unroll
-      for (int i = 0; i < kPiece; ++i) {
-        const uint64_t key = logit_key(x[i], first + i);
-        if (x[i] > -INFINITY && key <= limit) send(key);
-      }
-    });
-    cluster_.sync();
-  }
-
  private:
   const cg::cluster_group cluster_;
-  const T* const logits_;
-  const int vocab_;
   RowShared& s_;
   uint64_t* const list_;
   const int list_size_, n_ctas_;
-  const int rank_, warp_, lane_;  // of the CTA in the cluster, the warp in it, the lane in that
+  const int rank_, warp_, lane_;  // of the CTA in the cluster, the warp in that, the lane in it
+  const StagedRow<float> row_;
 };
 
 }  // namespace kdt::cuda::device

@@ -1,9 +1,8 @@
-// Walks over a row of logits by a group of warps (of one CTA or of a cluster).
-//
-// The row is dealt to the warps in lines of 64 logits, so that every warp sees logits from all over
-// the vocabulary: token ids are ordered by frequency, and one warp per region would put all large
-// logits into a few warps. Who gets which logit depends on the vocabulary and the number of warps
-// only, not on the element type or alignment, so neither do the bits of a sum.
+// Logits as kernels see them. A row is dealt to the warps in lines of 64 logits, so that every warp
+// sees logits from all over the vocabulary: token ids are ordered by frequency, and one warp per
+// region would put all large logits into a few warps. Who gets which logit depends on the
+// vocabulary and the number of warps only, not on the element type or alignment, so neither do the
+// bits of a sum.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -45,35 +44,6 @@ __device__ __forceinline__ Piece<T> load_piece(const T* row, int vocab, int firs
       piece.x[i] = first + i < vocab ? row[first + i] : static_cast<T>(-INFINITY);
   }
   return piece;
-}
-
-// fn(x, first) for this lane's pieces, kBatch loads in flight: x[0 .. 7] are the logits of ids
-// first .. first + 7, -inf past the vocabulary. warp: of this lane, 0 .. n_warps - 1.
-template <int kBatch, typename T, typename Fn>
-__device__ __forceinline__ void for_each_piece(const T* row, int vocab, int warp, int n_warps,
-                                               const Fn& fn) {
-  const bool aligned = reinterpret_cast<uintptr_t>(row) % 16 == 0;
-  const int lane = threadIdx.x % 32;
-  const int stride = 4 * n_warps * kLine;
-#pragma unroll 1
-  for (int base = (lane / 8 * n_warps + warp) * kLine + lane % 8 * kPiece; base < vocab;
-       base += kBatch * stride) {
-    Piece<T> pieces[kBatch];
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) pieces[j] = load_piece(row, vocab, base + j * stride, aligned);
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      float x[kPiece];
-#pragma unroll
-      for (int i = 0; i < kPiece; ++i) x[i] = to_float(pieces[j].x[i]);
-      fn(x, base + j * stride);
-    }
-  }
-}
-
-__device__ __forceinline__ float largest(const float (&x)[kPiece]) {
-  return fmaxf(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])),
-               fmaxf(fmaxf(x[4], x[5]), fmaxf(x[6], x[7])));
 }
 
 // A logit and its token id as one integer; ascending keys are logits descending, then ids
