@@ -1,6 +1,7 @@
-// One launch copies the accepted rows of every layer and gathers their features. A CTA moves one
-// stripe (a range of columns of one layer or feature) of up to kRows accepted rows of one request,
-// so that a commit of 16 rows over 61 layers spreads over all multiprocessors.
+// One launch copies the accepted rows of every layer and gathers their features. A CTA moves
+// stripes, each a range of columns of one layer or feature, of up to kRows accepted rows of one
+// request: one stripe, so that a commit of 16 rows over 61 layers spreads over all multiprocessors,
+// or several where there are more than the GPU runs at a time.
 #include <algorithm>
 
 #include "cuda/device/dependency.cuh"
@@ -14,13 +15,17 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRows = 64;           // accepted rows of a CTA
 constexpr int kStripeBytes = 1152;  // at most; one MLA row in bf16
-constexpr int kLoadsInFlight = 4;   // per thread
+constexpr int kLoadsInFlight = 5;   // per thread; 16 rows of a stripe in one go
+constexpr int kUsualCtas = 1056;    // of a launch: eight on each of 132 multiprocessors
 
 // Rows of one kind, KV or features, cut into stripes. Strides are in bytes.
 struct Source {
   const char* rows = nullptr;
+  char* to = nullptr;
   int64_t row_bytes = 0;
-  int64_t plane_stride = 0;  // from layer to layer, or feature to feature
+  int64_t plane_stride = 0;     // from layer to layer, or feature to feature
+  int64_t to_plane_stride = 0;  // likewise where rows go
+  int64_t to_row_stride = 0;
   int n_planes = 0;
   int n_stripes = 0;  // per plane
 };
@@ -28,86 +33,137 @@ struct Source {
 struct CommitTask {
   KvCommitParams p;
   Source kv, features;
-  int64_t page_bytes;
+  int units_per_cta;
 };
 
 int stripes_of(int64_t row_bytes) {
   return static_cast<int>((row_bytes + kStripeBytes - 1) / kStripeBytes);
 }
 
-// Copies columns [first, last) of rows i = begin .. end - 1 from from(i) to to(i), in units of T.
-template <typename T, typename From, typename To>
-__device__ void copy_stripe(int begin, int end, int first, int last, const From& from,
-                            const To& to) {
-  const int width = last - first;
-  const int n = (end - begin) * width;
-  for (int start = threadIdx.x; start < n; start += kThreads * kLoadsInFlight) {
-    T values[kLoadsInFlight];
-#pragma unroll
-    for (int j = 0; j < kLoadsInFlight; ++j) {
-      const int at = start + j * kThreads;
-      if (at < n) values[j] = from(begin + at / width)[first + at % width];
-    }
-#pragma unroll
-    for (int j = 0; j < kLoadsInFlight; ++j) {
-      const int at = start + j * kThreads;
-      if (at < n) to(begin + at / width)[first + at % width] = values[j];
-    }
+// A stripe of one plane, in units of kBytes.
+template <int kBytes>
+struct Stripe {
+  using T = device::Bytes<kBytes>;
+  static constexpr int kUnits = kStripeBytes / kBytes;
+
+  __device__ Stripe(const Source& source, int index) {
+    const int plane = index / source.n_stripes, first = index % source.n_stripes * kUnits;
+    width = min(kUnits, static_cast<int>(source.row_bytes / kBytes) - first);
+    inverse_width = 1.0f / static_cast<float>(width);
+    from = reinterpret_cast<const T*>(source.rows + plane * source.plane_stride) + first;
+    to = reinterpret_cast<T*>(source.to + plane * source.to_plane_stride) + first;
+    from_stride = source.row_bytes / kBytes;
+    to_stride = source.to_row_stride / kBytes;
   }
+
+  // unit / width: at most kRows, far from where fp32 could be off by one.
+  __device__ int row_of(int unit) const {
+    return static_cast<int>((static_cast<float>(unit) + 0.5f) * inverse_width);
+  }
+
+  const T* from;
+  T* to;
+  int64_t from_stride, to_stride;  // between rows
+  int width;
+  float inverse_width;
+};
+
+// Brings what this CTA will probably read towards the L2 cache: where rows go, and in small calls
+// the stripe itself of the first rows, as the nodes of likely paths have low ids. Nothing here is
+// relied upon: the kernel before may still be writing, and what is read bypasses the L1 cache.
+template <int kBytes>
+__device__ void prefetch(const CommitTask& task, const Stripe<kBytes>& stripe, int request) {
+  constexpr int kLine = 128, kFirstRows = 16;
+  const auto fetch = [](const void* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
+  };
+  const KvCommitParams& p = task.p;
+  if (threadIdx.x == 0 && p.features) fetch(p.feature_offset + request);
+  if (threadIdx.x == 0 && p.n_layers > 0) {
+    const unsigned block = static_cast<unsigned>(__ldcg(p.rows.prefix_len + request)) / kPageTokens;
+    if (block < static_cast<unsigned>(p.rows.max_blocks))
+      fetch(p.rows.block_table + int64_t{request} * p.rows.max_blocks + block);
+  }
+  if (gridDim.x * gridDim.y * gridDim.z > kUsualCtas / 2) return;
+  const int lines = (stripe.width * kBytes + kLine - 1) / kLine;
+  const int first_row = __ldcg(p.rows.row_offset + request), row = threadIdx.x / lines;
+  if (row >= min(kFirstRows, p.max_accepted) || first_row < 0) return;
+  if (first_row + row < p.rows.n_rows)
+    fetch(reinterpret_cast<const char*>(stripe.from + (first_row + row) * stripe.from_stride) +
+          threadIdx.x % lines * kLine);
 }
 
-// Grid: (KV stripes of all layers, then feature stripes; chunks of kRows rows; requests). kBytes
-// divides every row, stride and base address of both kinds.
+// Grid: (runs of stripes, the KV's of all layers first, then the features'; chunks of kRows rows;
+// requests). kBytes divides every row, stride and base address of both kinds.
 template <int kBytes>
-__global__ void __launch_bounds__(kThreads) kv_commit_kernel(const CommitTask task) {
-  using T = device::Bytes<kBytes>;
+__global__ void __launch_bounds__(kThreads, 4)
+    kv_commit_kernel(const __grid_constant__ CommitTask task) {
+  const KvCommitParams& p = task.p;
+  const int thread = threadIdx.x, request = blockIdx.z, begin = blockIdx.y * kRows;
+  const int n_kv = task.kv.n_planes * task.kv.n_stripes;
+  const int n_units = n_kv + task.features.n_planes * task.features.n_stripes;
+  int unit = blockIdx.x * task.units_per_cta;
+  const int last_unit = min(unit + task.units_per_cta, n_units);
+  const auto stripe_of = [&](int unit) {
+    return unit < n_kv ? Stripe<kBytes>(task.kv, unit) : Stripe<kBytes>(task.features, unit - n_kv);
+  };
+  Stripe<kBytes> stripe = stripe_of(unit);
+  prefetch(task, stripe, request);
   device::wait_for_previous();
   device::let_next_start();
-  const KvCommitParams& p = task.p;
-  const int request = blockIdx.z, begin = blockIdx.y * kRows, i = begin + threadIdx.x;
+
   // Loaded together, whatever n_accepted turns out to be: one trip to memory instead of three.
-  const int n_accepted = p.n_accepted[request], prefix = p.rows.prefix_len[request];
-  const int first_row = p.rows.row_offset[request];
-  const int node = p.accepted && threadIdx.x < kRows && i < p.max_accepted
+  const int i = begin + thread;
+  const int n_accepted = p.n_accepted[request], first_row = p.rows.row_offset[request];
+  const int prefix = p.n_layers > 0 ? p.rows.prefix_len[request] : 0;
+  const int feature_row = p.features ? p.feature_offset[request] : 0;
+  const int node = p.accepted && thread < kRows && i < p.max_accepted
                        ? p.accepted[int64_t{request} * p.max_accepted + i]
                        : i;
-  const int end = min(begin + kRows, n_accepted);
-  if (begin >= end) return;
-  const int n_kv = task.kv.n_planes * task.kv.n_stripes;
-  const bool is_kv = static_cast<int>(blockIdx.x) < n_kv;
-  const Source& source = is_kv ? task.kv : task.features;
-  const int unit = is_kv ? blockIdx.x : blockIdx.x - n_kv;
-  const int plane = unit / source.n_stripes, stripe = unit % source.n_stripes;
-
-  __shared__ int64_t from_row[kRows], to_row[kRows];  // in units of T
-  if (i < end) {
-    from_row[threadIdx.x] =
-        (plane * source.plane_stride + int64_t{first_row + node} * source.row_bytes) / kBytes;
-    int64_t to;
-    if (is_kv) {
-      const int position = prefix + i;
-      const int64_t page =
-          p.rows.block_table[int64_t{request} * p.rows.max_blocks + position / kPageTokens];
-      to = (int64_t{plane} * p.n_pages + page) * task.page_bytes +
-           position % kPageTokens * source.row_bytes;
-      if (p.tail_scales && stripe == 0)
-        p.page_scales[(int64_t{plane} * p.n_pages + page) * kPageTokens + position % kPageTokens] =
-            p.tail_scales[int64_t{plane} * p.rows.n_rows + first_row + node];
-    } else {
-      to = ((int64_t{p.feature_offset[request]} + i) * p.n_features + plane) * source.row_bytes;
-    }
-    to_row[threadIdx.x] = to / kBytes;
+  const int n_rows = min(kRows, n_accepted - begin);
+  if (n_rows <= 0) return;
+  __shared__ int from_row[kRows], feature_to[kRows];
+  __shared__ int64_t kv_to[kRows];
+  int page = 0;
+  if (thread < n_rows) {
+    from_row[thread] = first_row + node;
+    feature_to[thread] = feature_row + i;
+    if (p.n_layers > 0)
+      page = p.rows.block_table[int64_t{request} * p.rows.max_blocks + (prefix + i) / kPageTokens];
   }
   __syncthreads();
-  const T* from = reinterpret_cast<const T*>(source.rows);
-  T* to = reinterpret_cast<T*>(is_kv ? static_cast<char*>(p.pages)
-                                     : reinterpret_cast<char*>(p.features_out));
-  const int stripe_units = kStripeBytes / kBytes;
-  const int first = stripe * stripe_units;
-  const int last = min(first + stripe_units, static_cast<int>(source.row_bytes / kBytes));
-  copy_stripe<T>(
-      begin, end, first, last, [&](int i) { return from + from_row[i - begin]; },
-      [&](int i) { return to + to_row[i - begin]; });
+  const int first_unit = unit;
+  for (; unit < last_unit; ++unit) {
+    if (unit > first_unit) stripe = stripe_of(unit);
+    if (p.tail_scales && unit < n_kv && unit % task.kv.n_stripes == 0 && thread < n_rows) {
+      const int64_t layer = unit / task.kv.n_stripes;
+      p.page_scales[(layer * p.n_pages + page) * kPageTokens + (prefix + i) % kPageTokens] =
+          p.tail_scales[layer * p.rows.n_rows + from_row[thread]];
+    }
+    const int n = n_rows * stripe.width;
+    for (int start = thread; start - thread < n; start += kThreads * kLoadsInFlight) {
+      typename Stripe<kBytes>::T values[kLoadsInFlight];
+#pragma unroll
+      for (int j = 0; j < kLoadsInFlight; ++j) {
+        const int at = start + j * kThreads;
+        const int row = stripe.row_of(at);
+        if (at < n)
+          values[j] = stripe.from[from_row[row] * stripe.from_stride + at - row * stripe.width];
+      }
+      if (unit == first_unit && start == thread) {  // the page came while the first loads started
+        if (thread < n_rows)
+          kv_to[thread] = int64_t{page} * kPageTokens + (prefix + i) % kPageTokens;
+        __syncthreads();
+      }
+#pragma unroll
+      for (int j = 0; j < kLoadsInFlight; ++j) {
+        const int at = start + j * kThreads, row = stripe.row_of(at);
+        if (at >= n) break;
+        const int64_t to = unit < n_kv ? kv_to[row] : feature_to[row];
+        stripe.to[to * stripe.to_stride + at - row * stripe.width] = values[j];
+      }
+    }
+  }
 }
 
 // The largest power of two up to 16 that divides them all.
@@ -120,18 +176,24 @@ int common_width(std::initializer_list<uint64_t> values) {
 CommitTask make_task(const KvCommitParams& p) {
   CommitTask task = {.p = p};
   const auto element = static_cast<int64_t>(dtype_bytes(p.dtype));
+  const int64_t row_bytes = p.width * element, feature_bytes = int64_t{p.hidden} * 4;
   task.kv = {.rows = static_cast<const char*>(p.tail),
-             .row_bytes = p.width * element,
+             .to = static_cast<char*>(p.pages),
+             .row_bytes = row_bytes,
              .plane_stride = p.tail_layer_stride * element,
+             .to_plane_stride = int64_t{p.n_pages} * kPageTokens * row_bytes,
+             .to_row_stride = row_bytes,
              .n_planes = p.n_layers,
-             .n_stripes = stripes_of(p.width * element)};
-  task.page_bytes = task.kv.row_bytes * kPageTokens;
+             .n_stripes = stripes_of(row_bytes)};
   if (p.features)
     task.features = {.rows = reinterpret_cast<const char*>(p.features),
-                     .row_bytes = int64_t{p.hidden} * 4,
+                     .to = reinterpret_cast<char*>(p.features_out),
+                     .row_bytes = feature_bytes,
                      .plane_stride = p.feature_stride * 4,
+                     .to_plane_stride = feature_bytes,
+                     .to_row_stride = p.n_features * feature_bytes,
                      .n_planes = p.n_features,
-                     .n_stripes = stripes_of(int64_t{p.hidden} * 4)};
+                     .n_stripes = stripes_of(feature_bytes)};
   return task;
 }
 
@@ -142,13 +204,13 @@ int width_of(const CommitTask& task) {
     widths[0] = address(task.kv.rows);
     widths[1] = task.kv.row_bytes;
     widths[2] = task.kv.plane_stride;
-    widths[3] = address(task.p.pages);
+    widths[3] = address(task.kv.to);
   }
   if (task.features.n_planes > 0) {
     widths[4] = address(task.features.rows);
     widths[5] = task.features.row_bytes;
     widths[6] = task.features.plane_stride;
-    widths[7] = address(task.p.features_out);
+    widths[7] = address(task.features.to);
   }
   return common_width(
       {widths[0], widths[1], widths[2], widths[3], widths[4], widths[5], widths[6], widths[7]});
@@ -157,13 +219,17 @@ int width_of(const CommitTask& task) {
 }  // namespace
 
 void kv_commit(const KvCommitParams& p, Stream stream) {
-  const CommitTask task = make_task(p);
+  CommitTask task = make_task(p);
   const int units =
       task.kv.n_planes * task.kv.n_stripes + task.features.n_planes * task.features.n_stripes;
   if (units == 0 || p.rows.n_requests == 0 || p.max_accepted == 0) return;
-  const LaunchShape shape = {
-      .grid = dim3(units, (p.max_accepted + kRows - 1) / kRows, p.rows.n_requests),
-      .block = dim3(kThreads)};
+  const int chunks = (p.max_accepted + kRows - 1) / kRows;
+  const int64_t ctas = int64_t{units} * chunks * p.rows.n_requests;
+  task.units_per_cta =
+      static_cast<int>(std::clamp<int64_t>((ctas + kUsualCtas - 1) / kUsualCtas, 1, units));
+  const LaunchShape shape = {.grid = dim3((units + task.units_per_cta - 1) / task.units_per_cta,
+                                          chunks, p.rows.n_requests),
+                             .block = dim3(kThreads)};
   switch (width_of(task)) {
     case 16:
       return launch(kv_commit_kernel<16>, shape, stream, task);
