@@ -16,8 +16,8 @@ export PATH=$PATH:/usr/local/cuda/bin
 mkdir -p "$out"
 failed=()
 
-# What the sanitizers see: every kernel and every variant of it, at most 65 nodes behind at most 256
-# tokens, random tests cut to three seeds.
+# What the sanitizers see: every kernel and every variant of it, small trees behind short prefixes,
+# random tests cut to two seeds.
 small=(
   On/Embedding.WidensRowsOfEveryType/cuda
   On/DraftTopk.SmallCases/cuda                       # one CTA and a cluster, few and many candidates
