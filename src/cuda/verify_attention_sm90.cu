@@ -53,10 +53,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   if (warp >= kConsumerThreads / 32) {
-    limit_registers<56, false>();
+    limit_registers<kProducerRegisters, false>();
     if (warp == kConsumerThreads / 32) Producer(args, shared).run(make_schedule(args));
   } else {
-    limit_registers<224, true>();
+    limit_registers<kConsumerRegisters, true>();
     int n_jobs = 0, n_blocks = 0;
     Job job = next_job(shared, n_jobs++);
     for (; job.kind == Job::kAttend; job = next_job(shared, n_jobs++)) {

@@ -19,6 +19,11 @@ inline constexpr int kWidthTiles = kWidth / 64;  // the last one is the rope par
 inline constexpr int kRopeTile = kWidthTiles - 1;
 inline constexpr int kConsumerThreads = 256;             // two warpgroups
 inline constexpr int kThreads = kConsumerThreads + 128;  // and the producer's
+// Registers of a thread. The kernel starts with as many for every thread as the multiprocessor has,
+// in units of 8: what one side takes the other must have given back, or taking never ends.
+inline constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
+static_assert(kConsumerThreads * kConsumerRegisters + 128 * kProducerRegisters <=
+              kThreads * (65536 / kThreads / 8 * 8));
 inline constexpr int kPartialFloats = kRows * kLatent;
 
 enum class OutType : int32_t { kF32, kBF16, kF16 };
