@@ -1,0 +1,109 @@
+// The schedule of the wgmma attention kernel, on the host: every key block of every item is done
+// once, and parts agree on where their partial results are.
+#ifndef __CUDACC__
+#define __host__
+#define __device__
+#endif
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "cuda/verify_attention_sm90_schedule.cuh"
+#include "tests/ops/random.h"
+
+namespace kdt::cuda::sm90 {
+namespace {
+
+// As the kernel sums them up, on one thread.
+BatchTotals totals_of(const BatchLengths& lengths) {
+  BatchTotals t;
+  int items0 = 0, blocks0 = 0;
+  for (int b = 0; b < lengths.n_requests; ++b) {
+    const int items = lengths.items(b), blocks = items > 0 ? lengths.key_blocks(b) : 0;
+    if (b == 0) {
+      items0 = items;
+      blocks0 = blocks;
+    }
+    t.items += items;
+    t.key_blocks += items * blocks;
+    t.max_blocks = std::max(t.max_blocks, blocks);
+    t.uniform = t.uniform && items == items0 && blocks == blocks0;
+  }
+  return t;
+}
+
+Schedule chosen(const BatchLengths& lengths, int n_blocks) {
+  Schedule schedule(lengths, totals_of(lengths), n_blocks, kSegmentOverhead);
+  for (int i = 0; i < 128; ++i) {
+    int n_full = 0;
+    const int full = schedule.candidate(i);
+    if (!schedule.fits(full, &n_full)) continue;
+    schedule.choose(full, n_full);
+    return schedule;
+  }
+  schedule.choose_largest();
+  return schedule;
+}
+
+void expect_complete(const BatchLengths& lengths, int n_blocks) {
+  const Schedule schedule = chosen(lengths, n_blocks);
+  using Item = std::pair<int, int>;
+  std::map<Item, std::vector<Segment>> parts;
+  std::map<int, Item> slots, owners;
+  for (int block = 0; block < n_blocks; ++block) {
+    Schedule::Cursor cursor;
+    for (Segment s; schedule.next(block, cursor, s);) {
+      const Item item = {s.request, s.item};
+      parts[item].push_back(s);
+      ASSERT_GT(s.n_blocks, 0);
+      if (s.n_parts == 1) continue;
+      ASSERT_TRUE(slots.try_emplace(s.slot(s.part), item).second) << "two parts in one slot";
+      ASSERT_EQ(owners.try_emplace(s.owner, item).first->second, item);
+      ASSERT_LT(s.slot(s.part), Schedule::slots(n_blocks));
+      ASSERT_LT(s.owner, n_blocks);
+    }
+  }
+  for (int b = 0; b < lengths.n_requests; ++b) {
+    for (int i = 0; i < lengths.items(b); ++i) {
+      std::vector<Segment>& item = parts[{b, i}];
+      std::sort(item.begin(), item.end(),
+                [](const Segment& x, const Segment& y) { return x.part < y.part; });
+      int at = 0;
+      for (size_t part = 0; part < item.size(); ++part) {
+        ASSERT_EQ(item[part].part, static_cast<int>(part));
+        ASSERT_EQ(item[part].n_parts, static_cast<int>(item.size()));
+        ASSERT_EQ(item[part].first_block, at);
+        ASSERT_EQ(item[0].slot(item[part].part), item[part].slot(item[part].part));
+        at += item[part].n_blocks;
+      }
+      ASSERT_EQ(at, lengths.key_blocks(b)) << "request " << b << ", item " << i;
+    }
+  }
+}
+
+TEST(AttentionSchedule, CoversEveryKeyBlockOnce) {
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    test::Random random(seed);
+    const int n_requests = static_cast<int>(random.integer(1, random.integer(0, 4) ? 6 : 40));
+    const bool uniform = random.integer(0, 1);
+    std::vector<int32_t> n_nodes(n_requests), prefix(n_requests);
+    for (int b = 0; b < n_requests; ++b) {
+      n_nodes[b] = static_cast<int32_t>(random.integer(0, 3) ? random.integer(0, 129) : 0);
+      prefix[b] = static_cast<int32_t>(random.integer(0, random.integer(0, 4) ? 600 : 20000));
+      if (uniform) {
+        n_nodes[b] = b == 0 ? std::max(n_nodes[0], 1) : n_nodes[0];
+        prefix[b] = prefix[0];
+      }
+    }
+    const int heads[] = {1, 2, 4, 8, 16, 64, 128}, blocks[] = {1, 7, 66, 114, 132};
+    expect_complete({n_nodes.data(), prefix.data(), n_requests, heads[random.integer(0, 6)]},
+                    blocks[random.integer(0, 4)]);
+    if (HasFatalFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace kdt::cuda::sm90
