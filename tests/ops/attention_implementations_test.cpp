@@ -15,33 +15,34 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
+// "cuda" is the choice by shape.
 constexpr const char* kImplementations[] = {"cuda", "simt", "mma", "mma_small", "sm90"};
 
-// "cuda" is the choice by shape.
 const Backend* implementation(const std::string& name) {
   return cuda_backend_with_attention(name == "cuda" ? "" : name);
 }
 
-bool takes(const std::string& name, DType kv_dtype, bool batch_invariant = false) {
-  return name != "sm90" || (kv_dtype != DType::kF8E4M3 && !batch_invariant);
-}
-
-class AttentionImplementation : public testing::TestWithParam<const char*> {
+class AttentionImplementations : public testing::Test {
  protected:
   void SetUp() override {
-    backend_ = implementation(GetParam());
-    if (!backend_) GTEST_SKIP() << "no such implementation in this build, or no GPU for it";
-  }
-  const Backend& backend() const { return *backend_; }
-  bool takes(DType kv_dtype, bool batch_invariant = false) const {
-    return kdt::test::takes(GetParam(), kv_dtype, batch_invariant);
+    if (!cuda_backend()) GTEST_SKIP() << "no CUDA in this build, or no GPU in this machine";
   }
 
- private:
-  const Backend* backend_ = nullptr;
+  SharedScratch scratch_;  // every call of a test leaves its remains to the next
 };
-INSTANTIATE_TEST_SUITE_P(Of, AttentionImplementation, testing::ValuesIn(kImplementations),
-                         [](const auto& info) { return std::string(info.param); });
+
+// Calls check(name, backend) for every implementation that this machine has and that takes such a
+// problem.
+template <typename Check>
+void on_each(const AttentionProblem& a, const Check& check) {
+  for (const std::string name : kImplementations) {
+    const Backend* backend = implementation(name);
+    const bool hopper = name == "sm90";
+    if (!backend || (hopper && (a.kv_dtype == DType::kF8E4M3 || a.batch_invariant))) continue;
+    SCOPED_TRACE(name);
+    check(name, *backend);
+  }
+}
 
 AttentionProblem mla(int heads, DType q_dtype, DType kv_dtype, DType out_dtype) {
   AttentionProblem a;
@@ -88,11 +89,12 @@ Errors errors(const AttentionProblem& a, const AttentionResult& got, const Atten
   return e;
 }
 
-void expect_near(const AttentionProblem& a, const AttentionResult& got,
-                 const AttentionResult& want) {
+Errors expect_near(const AttentionProblem& a, const AttentionResult& got,
+                   const AttentionResult& want) {
   const Errors e = errors(a, got, want);
   EXPECT_LE(e.out, tolerance(narrowest(a), 4000));
   EXPECT_LE(e.lse, lse_tolerance(narrowest(a)));
+  return e;
 }
 
 // The CPU backend's result in fp32.
@@ -103,76 +105,98 @@ AttentionResult truth(AttentionProblem a) {
 
 AttentionProblem random_case(uint64_t seed) {
   Random random(seed);
-  const int heads[] = {1, 2, 3, 4, 8, 8, 8, 16, 16, 32, 64, 128};
+  const int heads[] = {1, 2, 3, 4, 5, 8, 8, 8, 8, 16, 16, 16, 32, 64, 128};
   const DType types[][2] = {{DType::kBF16, DType::kBF16},
+                            {DType::kBF16, DType::kBF16},
                             {DType::kBF16, DType::kBF16},
                             {DType::kF16, DType::kF16},
                             {DType::kBF16, DType::kF8E4M3}};
-  const auto& type = types[random.integer(0, 3)];
-  AttentionProblem a = mla(heads[random.integer(0, 11)], type[0], type[1],
+  const auto& type = types[random.integer(0, 4)];
+  AttentionProblem a = mla(heads[random.integer(0, 14)], type[0], type[1],
                            random.integer(0, 1) ? DType::kF32 : type[0]);
-  a.batch_invariant = random.integer(0, 3) == 0;
+  a.batch_invariant = random.integer(0, 5) == 0;
   const bool chain = random.integer(0, 4) == 0;
   a.n_words = chain ? 0 : static_cast<int>(random.integer(2, 3));
   const int n_requests = static_cast<int>(random.integer(1, 3));
-  const int largest = a.heads >= 32 ? 6 : a.heads >= 8 ? 24 : 90;
-  const int edges[] = {0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 200, 600};
+  const int largest = a.heads >= 32 ? 4 : a.heads >= 8 ? 20 : 70;
+  const int edges[] = {0, 1, 31, 33, 63, 64, 65, 100, 127, 128, 300, 600};
   for (int b = 0; b < n_requests; ++b) {
     const int n = static_cast<int>(random.integer(0, largest));
-    add_request(a, random, edges[random.integer(0, 11)], n,
+    add_request(a, random, edges[random.integer(0, random.integer(0, 3) ? 8 : 11)], n,
                 chain || n == 0 ? std::vector<int>{} : random_parents(random, n, 12),
                 random.integer(0, 3) ? 1.0f : 3.0f);
   }
   return a;
 }
 
-// Every implementation of this build and machine on the same cases, each with a workspace that
-// holds what earlier cases left.
-void run_random_cases(uint64_t first, uint64_t count) {
-  if (!cuda_backend()) GTEST_SKIP() << "no CUDA in this build, or no GPU in this machine";
+// Random trees and chains on every implementation of this build and machine, with a workspace that
+// holds what earlier cases left. Returns how many results were compared.
+int run_random_cases(uint64_t first, uint64_t count, SharedScratch& scratch) {
   std::map<std::string, Errors> worst;
-  std::map<std::string, SharedScratch> scratch;
-  for (uint64_t seed = first; seed < first + count; ++seed) {
+  int compared = 0;
+  for (uint64_t seed = first; seed < first + count && !testing::Test::HasFailure(); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
     const AttentionProblem a = random_case(seed);
     const AttentionResult want = truth(a);
-    for (const char* name : kImplementations) {
-      SCOPED_TRACE(testing::Message() << name << ", seed " << seed);
-      const Backend* backend = implementation(name);
-      if (!backend || !takes(name, a.kv_dtype, a.batch_invariant)) continue;
-      const AttentionResult got = run(*backend, a, &scratch[name]);
-      expect_near(a, got, want);
-      if (testing::Test::HasFailure()) return;
-      const Errors e = errors(a, got, want);
+    AttentionCall call(*cuda_backend(), a);
+    on_each(a, [&](const std::string& name, const Backend& backend) {
+      const Errors e = expect_near(a, call.run(backend, &scratch), want);
       worst[name].out = std::max(worst[name].out, e.out);
       worst[name].lse = std::max(worst[name].lse, e.lse);
-    }
+      ++compared;
+    });
   }
   for (const auto& [name, e] : worst)
     std::printf("%s, seeds %llu..%llu: largest relative error %.2e, of lse %.2e\n", name.c_str(),
                 static_cast<unsigned long long>(first),
                 static_cast<unsigned long long>(first + count - 1), e.out, e.lse);
+  return compared;
 }
 
-TEST(AttentionImplementations, RandomCasesMatchTheCpu) {
-  run_random_cases(0, 2000);
+TEST_F(AttentionImplementations, RandomCasesMatchTheCpu) {
+  EXPECT_GE(run_random_cases(0, 500, scratch_), 2000);
 }
 
 // A few cases of every kind, for the sanitizers.
-TEST(AttentionImplementations, FewCases) {
-  run_random_cases(5000, 12);
+TEST_F(AttentionImplementations, FewCases) {
+  run_random_cases(5000, 12, scratch_);
 }
 
-TEST_P(AttentionImplementation, GoldenBundlesInTheirOwnType) {
+TEST_F(AttentionImplementations, GoldenBundlesInTheirOwnType) {
   for (const Golden& g : golden_bundles("verify_attention")) {
     SCOPED_TRACE(g.label());
     AttentionProblem a = golden_problem(g, DType::kBF16);
     if (a.latent != 512 || a.rope != 64) continue;
     const AttentionResult want = {g.get<float>("out"), g.get<float>("lse")};
+    AttentionCall call(*cuda_backend(), a);
     for (const bool invariant : {false, true}) {
-      if (!takes(a.kv_dtype, invariant)) continue;
       a.batch_invariant = invariant;
-      expect_near(a, run(backend(), a), want);
+      on_each(a, [&](const std::string&, const Backend& backend) {
+        expect_near(a, call.run(backend, &scratch_), want);
+      });
     }
+  }
+}
+
+// All golden trees of one head count and scale in one call.
+TEST_F(AttentionImplementations, GoldenRequestsMixed) {
+  for (const int heads : {4, 8, 16}) {
+    AttentionProblem all;
+    AttentionResult want;
+    for (const Golden& g : golden_bundles("verify_attention")) {
+      const AttentionProblem one = golden_problem(g, DType::kBF16);
+      if (one.latent != 512 || one.heads != heads || one.n_words != 1) continue;
+      if (!all.q.empty() && one.scale != all.scale) continue;
+      append(all, one);
+      const std::vector<float> out = g.get<float>("out"), lse = g.get<float>("lse");
+      want.out.insert(want.out.end(), out.begin(), out.end());
+      want.lse.insert(want.lse.end(), lse.begin(), lse.end());
+    }
+    ASSERT_GT(all.row_offset.size(), 1u) << heads << " heads";
+    AttentionCall call(*cuda_backend(), all);
+    on_each(all, [&](const std::string&, const Backend& backend) {
+      expect_near(all, call.run(backend, &scratch_), want);
+    });
   }
 }
 
@@ -187,15 +211,17 @@ AttentionProblem mixed_batch(uint64_t seed, DType kv_dtype, int heads) {
   return a;
 }
 
-TEST_P(AttentionImplementation, RepeatsGiveTheSameBits) {
+TEST_F(AttentionImplementations, RepeatsGiveTheSameBits) {
   for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
-    if (!takes(kv)) continue;
     const AttentionProblem a = mixed_batch(7, kv, 8);
-    const AttentionResult first = run(backend(), a);
-    expect_near(a, first, truth(a));
-    SharedScratch scratch;
-    for (int i = 0; i < 100; ++i)
-      ASSERT_TRUE(run(backend(), a, &scratch) == first) << "repeat " << i;
+    const AttentionResult want = truth(a);
+    AttentionCall call(*cuda_backend(), a);
+    on_each(a, [&](const std::string&, const Backend& backend) {
+      const AttentionResult first = call.run(backend, &scratch_);
+      expect_near(a, first, want);
+      for (int i = 0; i < 100; ++i)
+        ASSERT_TRUE(call.run(backend, &scratch_) == first) << "repeat " << i;
+    });
   }
 }
 
@@ -219,48 +245,99 @@ AttentionProblem only(const AttentionProblem& a, size_t b) {
   return one;
 }
 
-TEST_P(AttentionImplementation, BatchInvariantBits) {
+TEST_F(AttentionImplementations, BatchInvariantBits) {
   for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
-    if (!takes(kv, true)) continue;
     AttentionProblem a = mixed_batch(8, kv, 8);
     a.batch_invariant = true;
-    const AttentionResult batch = run(backend(), a);
-    expect_near(a, batch, truth(a));
+    const AttentionResult want = truth(a);
+    AttentionCall call(*cuda_backend(), a);
+    std::map<std::string, AttentionResult> batch;
+    on_each(a, [&](const std::string& name, const Backend& backend) {
+      batch[name] = call.run(backend, &scratch_);
+      expect_near(a, batch[name], want);
+    });
     for (size_t b = 0; b < a.row_offset.size(); ++b) {
-      const AttentionResult alone = run(backend(), only(a, b));
+      const AttentionProblem one = only(a, b);
+      AttentionCall one_call(*cuda_backend(), one);
       const size_t first = static_cast<size_t>(a.row_offset[b]) * a.heads;
-      for (size_t i = 0; i < alone.lse.size(); ++i)
-        ASSERT_EQ(alone.lse[i], batch.lse[first + i]) << "request " << b;
-      for (size_t i = 0; i < alone.out.size(); ++i)
-        ASSERT_EQ(alone.out[i], batch.out[first * a.latent + i]) << "request " << b;
+      on_each(one, [&](const std::string& name, const Backend& backend) {
+        const AttentionResult alone = one_call.run(backend, &scratch_), &all = batch[name];
+        EXPECT_TRUE(std::equal(alone.lse.begin(), alone.lse.end(), all.lse.begin() + first))
+            << "request " << b;
+        EXPECT_TRUE(
+            std::equal(alone.out.begin(), alone.out.end(), all.out.begin() + first * a.latent))
+            << "request " << b;
+      });
     }
   }
 }
 
-TEST_P(AttentionImplementation, NanStaysWithTheRowsThatSeeIt) {
-  for (const DType kv : {DType::kBF16, DType::kF16}) {
-    Random random(13);
-    AttentionProblem a = mla(4, kv, kv, DType::kF32);
-    a.n_words = 1;
-    add_request(a, random, 40, 7, {-1, 0, 0, 1, 2, 1, 5});
-    add_request(a, random, 64, 2, {-1, 0});
-    const AttentionResult clean = run(backend(), a);
-    for (const float bad_value : {NAN, kInf}) {
-      AttentionProblem bad = a;
-      std::fill_n(&bad.tail[1 * a.width()], a.width(), bad_value);             // node 1's key
-      std::fill_n(&bad.q[4 * a.heads * a.width()], a.heads * a.width(), NAN);  // node 4's query
-      const AttentionResult got = run(backend(), bad);
-      const int per_row = a.heads * a.latent;
-      for (int row = 0; row < 9; ++row) {
-        const bool hit = row == 4 || (row < 7 && a.sees(0, row, 1));
-        for (int i = row * per_row; i < (row + 1) * per_row; ++i)
-          ASSERT_TRUE(hit ? std::isnan(got.out[i]) : got.out[i] == clean.out[i]) << "row " << row;
+// Rows whose output has NaN must be those that see the bad rows, and no other row may change a bit.
+void expect_nan_where(const AttentionProblem& a, const AttentionResult& got,
+                      const AttentionResult& clean, const std::vector<bool>& hit) {
+  const size_t per_row = static_cast<size_t>(a.heads) * a.latent;
+  for (size_t row = 0; row < hit.size(); ++row) {
+    size_t n_right = 0;
+    for (size_t i = row * per_row; i < (row + 1) * per_row; ++i)
+      n_right += hit[row] ? std::isnan(got.out[i]) : got.out[i] == clean.out[i];
+    EXPECT_EQ(n_right, per_row) << "row " << row << (hit[row] ? ", which sees" : ", blind to")
+                                << " the bad row";
+    for (int h = 0; h < a.heads && !hit[row]; ++h)
+      EXPECT_EQ(got.lse[row * a.heads + h], clean.lse[row * a.heads + h]) << "row " << row;
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+TEST_F(AttentionImplementations, NanStaysWithTheRowsThatSeeIt) {
+  // heads, prefix, nodes of the first request: one item of rows and many, one tail block and two.
+  const int shapes[][3] = {{4, 40, 7}, {16, 70, 40}, {2, 300, 100}, {8, 0, 65}, {64, 129, 9}};
+  for (const DType type : {DType::kBF16, DType::kF16}) {
+    for (const auto& [heads, prefix, n] : shapes) {
+      SCOPED_TRACE(testing::Message() << dtype_name(type) << ", " << heads << " heads, prefix "
+                                      << prefix << ", " << n << " nodes");
+      Random random(13);
+      AttentionProblem a = mla(heads, type, type, DType::kF32);
+      a.n_words = 2;
+      add_request(a, random, prefix, n, random_parents(random, n, 6));
+      add_request(a, random, 64, 2, {-1, 0});
+      // What lies behind a prefix in its last page belongs to nobody.
+      for (int i = prefix; i % 64 != 0; ++i) {
+        const size_t row = static_cast<size_t>(a.block_table[i / 64]) * 64 + i % 64;
+        std::fill_n(&a.pages[row * a.width()], a.width(), NAN);
       }
+      std::map<std::string, AttentionResult> clean;
+      AttentionCall call(*cuda_backend(), a);
+      on_each(a, [&](const std::string& name, const Backend& backend) {
+        clean[name] = call.run(backend, &scratch_);
+      });
+      for (const float bad_value : {NAN, kInf}) {
+        const int key = n / 3, query = n / 2 + 1, width = a.width();
+        AttentionProblem bad = a;
+        std::fill_n(&bad.tail[key * width], width, bad_value);
+        std::fill_n(&bad.q[query * heads * width], heads * width, NAN);
+        std::vector<bool> hit(n + 2);
+        for (int row = 0; row < n; ++row) hit[row] = row == query || a.sees(0, row, key);
+        AttentionCall bad_call(*cuda_backend(), bad);
+        on_each(bad, [&](const std::string& name, const Backend& backend) {
+          expect_nan_where(bad, bad_call.run(backend, &scratch_), clean[name], hit);
+        });
+      }
+      if (prefix == 0) continue;
+      // A bad prefix key spoils its request and no other.
+      AttentionProblem bad = a;
+      std::fill_n(&bad.pages[static_cast<size_t>(a.block_table[0]) * 64 * a.width()], a.width(),
+                  NAN);
+      std::vector<bool> hit(n + 2, true);
+      hit[n] = hit[n + 1] = false;
+      AttentionCall bad_call(*cuda_backend(), bad);
+      on_each(bad, [&](const std::string& name, const Backend& backend) {
+        expect_nan_where(bad, bad_call.run(backend, &scratch_), clean[name], hit);
+      });
     }
   }
 }
 
-TEST_P(AttentionImplementation, ManyNodesAndManyHeads) {
+TEST_F(AttentionImplementations, ManyNodesAndManyHeads) {
   const int shapes[][3] = {{8, 1025, 100}, {128, 33, 70}, {1, 1025, 0}, {64, 65, 500}};
   for (const auto& [heads, n, prefix] : shapes) {
     SCOPED_TRACE(testing::Message() << heads << " heads, " << n << " nodes, prefix " << prefix);
@@ -268,12 +345,50 @@ TEST_P(AttentionImplementation, ManyNodesAndManyHeads) {
     AttentionProblem a = mla(heads, DType::kBF16, DType::kBF16, DType::kBF16);
     a.n_words = (n + 63) / 64;
     add_request(a, random, prefix, n, random_parents(random, n, 31));
-    expect_near(a, run(backend(), a), truth(a));
+    const AttentionResult want = truth(a);
+    AttentionCall call(*cuda_backend(), a);
+    on_each(a, [&](const std::string&, const Backend& backend) {
+      expect_near(a, call.run(backend, &scratch_), want);
+    });
   }
 }
 
+// One query of a tree over a long prefix in float64.
+struct LongReference {
+  std::vector<double> out;
+  double lse;
+};
+
+LongReference long_reference(const AttentionProblem& a, const std::vector<uint16_t>& prefix,
+                             int query) {
+  const int width = a.width();
+  const auto n_prefix = static_cast<int64_t>(prefix.size()) / width;
+  const float* q = &a.q[static_cast<size_t>(query) * width];
+  std::vector<const float*> tail;
+  for (int i = 0; i < a.n_nodes[0]; ++i)
+    if (a.sees(0, query / a.heads, i)) tail.push_back(&a.tail[static_cast<size_t>(i) * width]);
+  const auto at = [&](int64_t i, int d) {
+    return i < n_prefix ? double{bf16_to_f32(prefix[i * width + d])} : tail[i - n_prefix][d];
+  };
+  std::vector<double> scores(n_prefix + tail.size());
+#pragma omp parallel for
+  for (int64_t i = 0; i < static_cast<int64_t>(scores.size()); ++i) {
+    double s = 0;
+    for (int d = 0; d < width; ++d) s += double{q[d]} * at(i, d);
+    scores[i] = s * a.scale;
+  }
+  const double peak = *std::max_element(scores.begin(), scores.end());
+  double total = 0;
+  for (double& s : scores) total += s = std::exp(s - peak);
+  LongReference r{std::vector<double>(a.latent), peak + std::log(total)};
+  for (size_t i = 0; i < scores.size(); ++i)
+    for (int d = 0; d < a.latent; ++d)
+      r.out[d] += scores[i] / total * at(static_cast<int64_t>(i), d);
+  return r;
+}
+
 // 262,144 cached tokens in pages of a pool of more than 2^32 bytes and 2^31 elements.
-TEST_P(AttentionImplementation, LongestPrefixInALargePool) {
+TEST_F(AttentionImplementations, LongestPrefixInALargePool) {
   constexpr int kPrefix = 262144, kNodes = 9, kHeads = 8, kWidth = 576;
   constexpr int kBlocks = kPrefix / 64, kPoolPages = 62500;
   static_assert(int64_t{kPoolPages - kBlocks} * 64 * kWidth > int64_t{1} << 31);
@@ -285,72 +400,55 @@ TEST_P(AttentionImplementation, LongestPrefixInALargePool) {
   std::vector<uint16_t> keys(static_cast<size_t>(kPrefix) * kWidth);
   for (uint16_t& key : keys)
     key = f32_to_bf16(static_cast<float>(static_cast<int32_t>(random.bits())) * 0x1p-31f);
+  constexpr int kQueries[] = {0, 37, kNodes * kHeads - 1};
+  std::vector<LongReference> want;
+  for (const int query : kQueries) want.push_back(long_reference(a, keys, query));
 
-  const Backend& gpu = backend();
+  const Backend& memory = *cuda_backend();
   const size_t page_bytes = size_t{64} * kWidth * 2;
-  Buffer<char> pool(gpu, kPoolPages * page_bytes);
+  Buffer<char> pool(memory, kPoolPages * page_bytes);
   std::vector<int32_t> table(kBlocks);
   for (int i = 0; i < kBlocks; ++i) {
     table[i] = kPoolPages - 1 - i;
-    gpu.copy_in(pool.data() + table[i] * page_bytes, &keys[size_t{64} * kWidth * i], page_bytes,
-                {});
+    memory.copy_in(pool.data() + table[i] * page_bytes, &keys[size_t{64} * kWidth * i], page_bytes,
+                   {});
   }
-  auto q = typed_array(gpu, a.q, a.q_dtype), tail = typed_array(gpu, a.tail, a.kv_dtype);
-  Array<int32_t> row_offset(gpu, a.row_offset), n_nodes(gpu, a.n_nodes), prefix_len(gpu, {kPrefix});
-  Array<int32_t> block_table(gpu, table);
-  Array<uint64_t> ancestors(gpu, a.ancestors);
-  auto out = poisoned<float>(gpu, size_t{kNodes} * kHeads * 512);
-  auto lse = poisoned<float>(gpu, size_t{kNodes} * kHeads);
-  VerifyAttentionParams p = {.rows = {.n_requests = 1,
-                                      .n_rows = kNodes,
-                                      .row_offset = row_offset.data(),
-                                      .n_nodes = n_nodes.data(),
-                                      .prefix_len = prefix_len.data(),
-                                      .block_table = block_table.data(),
-                                      .max_blocks = kBlocks},
-                             .q = q.data(),
-                             .kv_pages = pool.data(),
-                             .tail = tail.data(),
-                             .ancestors = ancestors.data(),
-                             .out = out.data(),
-                             .lse = lse.data(),
-                             .n_words = 1,
-                             .n_heads = kHeads,
-                             .n_pages = kPoolPages,
-                             .scale = a.scale,
-                             .q_dtype = DType::kBF16,
-                             .kv_dtype = DType::kBF16};
-  Scratch scratch(gpu, verify_attention_workspace(gpu, p));
-  p.workspace = scratch.workspace();
-  verify_attention(gpu, p);
-  const std::vector<float> got = out.get(), got_lse = lse.get();
-
-  for (const int query : {0, 37, kNodes * kHeads - 1}) {
-    std::vector<double> scores, want(512);
-    std::vector<const float*> tail_keys;
-    for (int64_t i = 0; i < kPrefix; ++i) {
-      double s = 0;
-      for (int d = 0; d < kWidth; ++d)
-        s += double{a.q[query * kWidth + d]} * bf16_to_f32(keys[i * kWidth + d]);
-      scores.push_back(s * a.scale);
+  auto q = typed_array(memory, a.q, a.q_dtype), tail = typed_array(memory, a.tail, a.kv_dtype);
+  Array<int32_t> row_offset(memory, a.row_offset), n_nodes(memory, a.n_nodes);
+  Array<int32_t> prefix_len(memory, {kPrefix}), block_table(memory, table);
+  Array<uint64_t> ancestors(memory, a.ancestors);
+  on_each(a, [&](const std::string&, const Backend& backend) {
+    auto out = poisoned<float>(memory, size_t{kNodes} * kHeads * 512);
+    auto lse = poisoned<float>(memory, size_t{kNodes} * kHeads);
+    VerifyAttentionParams p = {.rows = {.n_requests = 1,
+                                        .n_rows = kNodes,
+                                        .row_offset = row_offset.data(),
+                                        .n_nodes = n_nodes.data(),
+                                        .prefix_len = prefix_len.data(),
+                                        .block_table = block_table.data(),
+                                        .max_blocks = kBlocks},
+                               .q = q.data(),
+                               .kv_pages = pool.data(),
+                               .tail = tail.data(),
+                               .ancestors = ancestors.data(),
+                               .out = out.data(),
+                               .lse = lse.data(),
+                               .n_words = 1,
+                               .n_heads = kHeads,
+                               .n_pages = kPoolPages,
+                               .scale = a.scale,
+                               .q_dtype = DType::kBF16,
+                               .kv_dtype = DType::kBF16};
+    p.workspace = scratch_.workspace(backend, verify_attention_workspace(backend, p));
+    verify_attention(backend, p);
+    const std::vector<float> got = out.get(), got_lse = lse.get();
+    for (size_t i = 0; i < want.size(); ++i) {
+      const int query = kQueries[i];
+      EXPECT_LE(relative_error(&got[query * 512], want[i].out.data(), 512),
+                tolerance(DType::kBF16, 4000));
+      EXPECT_NEAR(got_lse[query], want[i].lse, lse_tolerance(DType::kBF16));
     }
-    for (int i = 0; i < kNodes; ++i) {
-      if (!a.sees(0, query / kHeads, i)) continue;
-      tail_keys.push_back(&a.tail[i * kWidth]);
-      double s = 0;
-      for (int d = 0; d < kWidth; ++d) s += double{a.q[query * kWidth + d]} * tail_keys.back()[d];
-      scores.push_back(s * a.scale);
-    }
-    const double peak = *std::max_element(scores.begin(), scores.end());
-    double total = 0;
-    for (double& s : scores) total += s = std::exp(s - peak);
-    for (size_t i = 0; i < scores.size(); ++i)
-      for (int d = 0; d < 512; ++d)
-        want[d] += scores[i] / total *
-                   (i < kPrefix ? bf16_to_f32(keys[i * kWidth + d]) : tail_keys[i - kPrefix][d]);
-    EXPECT_LE(relative_error(&got[query * 512], want.data(), 512), tolerance(DType::kBF16, 4000));
-    EXPECT_NEAR(got_lse[query], peak + std::log(total), lse_tolerance(DType::kBF16));
-  }
+  });
 }
 
 }  // namespace

@@ -78,61 +78,89 @@ class SharedScratch {
   std::unique_ptr<Scratch> scratch_;
 };
 
-inline AttentionResult run(const Backend& backend, const AttentionProblem& a,
-                           SharedScratch* shared = nullptr) {
-  auto q = typed_array(backend, a.q, a.q_dtype);
-  auto tail = typed_array(backend, a.tail, a.kv_dtype, a.tail_scales, a.width());
-  auto pages = typed_array(backend, a.pages, a.kv_dtype, a.page_scales, a.width());
-  Array<float> page_scales(backend, a.page_scales), tail_scales(backend, a.tail_scales);
-  Array<int32_t> row_offset(backend, a.row_offset), n_nodes(backend, a.n_nodes);
-  Array<int32_t> prefix_len(backend, a.prefix_len), block_table(backend, a.block_table);
-  Array<uint64_t> ancestors(backend, a.ancestors);
-  const size_t n_out = static_cast<size_t>(a.n_rows) * a.heads * a.latent;
-  auto out = poisoned<char>(backend, n_out * dtype_bytes(a.out_dtype));
-  auto lse = poisoned<float>(backend, static_cast<size_t>(a.n_rows) * a.heads);
-  VerifyAttentionParams p = {
-      .rows = {.n_requests = static_cast<int32_t>(a.row_offset.size()),
-               .n_rows = a.n_rows,
-               .row_offset = row_offset.data(),
-               .n_nodes = n_nodes.data(),
-               .prefix_len = prefix_len.data(),
-               .block_table = block_table.data(),
-               .max_blocks = a.max_blocks},
-      .q = q.data(),
-      .kv_pages = pages.data(),
-      .tail = tail.data(),
-      .page_scales = page_scales.data(),
-      .tail_scales = tail_scales.data(),
-      .ancestors = a.ancestors.empty() ? nullptr : ancestors.data(),
-      .out = out.data(),
-      .lse = lse.data(),
-      .n_words = a.n_words,
-      .n_heads = a.heads,
-      .n_pages = a.n_pages,
-      .latent_dim = a.latent,
-      .rope_dim = a.rope,
-      .scale = a.scale,
-      .q_dtype = a.q_dtype,
-      .kv_dtype = a.kv_dtype,
-      .out_dtype = a.out_dtype,
-      .batch_invariant = a.batch_invariant,
-  };
-  SharedScratch own;
-  p.workspace =
-      (shared ? shared : &own)->workspace(backend, verify_attention_workspace(backend, p));
-  verify_attention(backend, p);
-  const std::vector<char> bytes = out.get();
-  AttentionResult result{std::vector<float>(n_out), lse.get()};
-  for (size_t i = 0; i < n_out; ++i) {
-    uint16_t code = 0;
-    if (a.out_dtype == DType::kF32)
-      std::memcpy(&result.out[i], &bytes[i * 4], 4);
-    else
-      std::memcpy(&code, &bytes[i * 2], 2);
-    if (a.out_dtype == DType::kBF16) result.out[i] = bf16_to_f32(code);
-    if (a.out_dtype == DType::kF16) result.out[i] = f16_to_f32(code);
+// A problem in a backend's memory. Backends that share the memory may run it as often as they like;
+// every run writes to poisoned outputs of its own.
+class AttentionCall {
+ public:
+  AttentionCall(const Backend& memory, const AttentionProblem& a)
+      : a_(a),
+        memory_(memory),
+        q_(typed_array(memory, a.q, a.q_dtype)),
+        tail_(typed_array(memory, a.tail, a.kv_dtype, a.tail_scales, a.width())),
+        pages_(typed_array(memory, a.pages, a.kv_dtype, a.page_scales, a.width())),
+        page_scales_(memory, a.page_scales),
+        tail_scales_(memory, a.tail_scales),
+        row_offset_(memory, a.row_offset),
+        n_nodes_(memory, a.n_nodes),
+        prefix_len_(memory, a.prefix_len),
+        block_table_(memory, a.block_table),
+        ancestors_(memory, a.ancestors) {}
+
+  AttentionResult run(const Backend& backend, SharedScratch* shared = nullptr) {
+    const size_t n_out = static_cast<size_t>(a_.n_rows) * a_.heads * a_.latent;
+    auto out = poisoned<char>(memory_, n_out * dtype_bytes(a_.out_dtype));
+    auto lse = poisoned<float>(memory_, static_cast<size_t>(a_.n_rows) * a_.heads);
+    VerifyAttentionParams p = params();
+    p.out = out.data();
+    p.lse = lse.data();
+    SharedScratch own;
+    p.workspace =
+        (shared ? shared : &own)->workspace(backend, verify_attention_workspace(backend, p));
+    verify_attention(backend, p);
+    return {widened(out.get(), n_out), lse.get()};
   }
-  return result;
+
+ private:
+  VerifyAttentionParams params() {
+    return {.rows = {.n_requests = static_cast<int32_t>(a_.row_offset.size()),
+                     .n_rows = a_.n_rows,
+                     .row_offset = row_offset_.data(),
+                     .n_nodes = n_nodes_.data(),
+                     .prefix_len = prefix_len_.data(),
+                     .block_table = block_table_.data(),
+                     .max_blocks = a_.max_blocks},
+            .q = q_.data(),
+            .kv_pages = pages_.data(),
+            .tail = tail_.data(),
+            .page_scales = page_scales_.data(),
+            .tail_scales = tail_scales_.data(),
+            .ancestors = a_.ancestors.empty() ? nullptr : ancestors_.data(),
+            .n_words = a_.n_words,
+            .n_heads = a_.heads,
+            .n_pages = a_.n_pages,
+            .latent_dim = a_.latent,
+            .rope_dim = a_.rope,
+            .scale = a_.scale,
+            .q_dtype = a_.q_dtype,
+            .kv_dtype = a_.kv_dtype,
+            .out_dtype = a_.out_dtype,
+            .batch_invariant = a_.batch_invariant};
+  }
+
+  std::vector<float> widened(const std::vector<char>& bytes, size_t count) const {
+    std::vector<float> wide(count);
+    for (size_t i = 0; i < count; ++i) {
+      uint16_t code = 0;
+      if (a_.out_dtype == DType::kF32)
+        std::memcpy(&wide[i], &bytes[i * 4], 4);
+      else
+        std::memcpy(&code, &bytes[i * 2], 2);
+      if (a_.out_dtype == DType::kBF16) wide[i] = bf16_to_f32(code);
+      if (a_.out_dtype == DType::kF16) wide[i] = f16_to_f32(code);
+    }
+    return wide;
+  }
+
+  const AttentionProblem& a_;
+  const Backend& memory_;
+  Array<char> q_, tail_, pages_;
+  Array<float> page_scales_, tail_scales_;
+  Array<int32_t> row_offset_, n_nodes_, prefix_len_, block_table_;
+  Array<uint64_t> ancestors_;
+};
+
+inline AttentionResult run(const Backend& backend, const AttentionProblem& a) {
+  return AttentionCall(backend, a).run(backend);
 }
 
 struct AttentionReference {
@@ -231,6 +259,35 @@ inline void add_request(AttentionProblem& a, Random& random, int prefix, int n,
       words[node / 64] |= uint64_t{1} << (node % 64);
     a.ancestors.insert(a.ancestors.end(), words.begin(), words.end());
   }
+}
+
+// Adds the requests of `more`, which has the same dimensions, behind those of `all`.
+inline void append(AttentionProblem& all, const AttentionProblem& more) {
+  AttentionProblem sum = all.n_rows ? all : more;
+  if (all.n_rows) {
+    const auto extend = [](auto& x, const auto& y) { x.insert(x.end(), y.begin(), y.end()); };
+    extend(sum.q, more.q);
+    extend(sum.pages, more.pages);
+    extend(sum.tail, more.tail);
+    extend(sum.n_nodes, more.n_nodes);
+    extend(sum.prefix_len, more.prefix_len);
+    extend(sum.ancestors, more.ancestors);
+    for (const int32_t offset : more.row_offset) sum.row_offset.push_back(offset + all.n_rows);
+    sum.n_rows += more.n_rows;
+    sum.n_pages += more.n_pages;
+    sum.max_blocks = std::max(all.max_blocks, more.max_blocks);
+    sum.block_table.clear();
+    for (const AttentionProblem* part : std::vector<const AttentionProblem*>{&all, &more}) {
+      for (size_t b = 0; b < part->row_offset.size(); ++b) {
+        for (int i = 0; i < sum.max_blocks; ++i) {
+          const int32_t page =
+              i < part->max_blocks ? part->block_table[b * part->max_blocks + i] : -1;
+          sum.block_table.push_back(page < 0 || part == &all ? page : page + all.n_pages);
+        }
+      }
+    }
+  }
+  all = sum;
 }
 
 }  // namespace kdt::test
