@@ -27,7 +27,10 @@ constexpr GpuBench kBenches[] = {
     {"lse_merge", bench_lse_merge},
     {"round", bench_round},
     {"verify_attention", bench_verify_attention},
-    {"verify_attention_variants", bench_verify_attention_variants},
+    {"verify_attention_mma", bench_verify_attention_mma},
+    {"verify_attention_mma_small", bench_verify_attention_mma_small},
+    {"verify_attention_fp8", bench_verify_attention_fp8},
+    {"verify_attention_batch_invariant", bench_verify_attention_batch_invariant},
 };
 
 bool is_wanted(const BenchOptions& o, const char* op) {
