@@ -33,7 +33,7 @@ void add_flags(CLI::App& app, BenchFlags* flags) {
   app.add_flag("--profile", flags->profile, "Show where the time of a decode round goes, op by op");
   app.add_option(
          "--model", o.model_dir,
-         "Checkpoint directory of the target (default for ops: tiny-k2 and a Kimi K2.6 shard)")
+         "Checkpoint directory of the target; for ops its shapes are taken")
       ->type_name("DIR")
       ->check(not_empty());
   app.add_option("--draft", o.draft_dir, "Checkpoint directory of its DFlash drafter")
@@ -77,7 +77,7 @@ void add_flags(CLI::App& app, BenchFlags* flags) {
   constexpr int kMax = std::numeric_limits<int>::max();
   add_number("--max-tokens", o.max_tokens, "Tokens to generate at most", 1, kMax);
   add_number("--budgets", o.budgets, "Tree budgets of --decode", 1, kMaxBudget)
-      ->type_name("N,N,...")
+      ->option_text("N,N,...=8,15,32,64")
       ->delimiter(',');
   add_number("--budget", o.budget, "Tree budget of --profile; 0: plain decoding", 0, kMaxBudget);
   add_number("--repeats", o.repeats, "Runs of --decode and --profile", 1, 1000);

@@ -214,7 +214,7 @@ void add_model_flags(CLI::App& app, GenerateOptions* o) {
 void add_decoding_flags(CLI::App& app, GenerateOptions* o) {
   const auto in_group = [](CLI::Option* option) { option->group("Decoding, at most one mode"); };
   in_group(app.add_option("--budget", o->budget,
-                          "DDTree with this many nodes, 0 to 1024 (with --draft: 32)")
+                          "DDTree with this many nodes, at most 1024 (default: 32); 0: plain")
                ->type_name("N")
                ->check(in_range(0, kMaxBudget)));
   in_group(app.add_flag("--chain", o->chain, "DFlash chain: the best draft token per position"));

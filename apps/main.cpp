@@ -43,10 +43,11 @@ int run(const Command& command) {
 int complain(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
   const auto chosen = app.get_subcommands();
   const std::string help = chosen.empty() ? "--help" : chosen[0]->get_name() + " --help";
-  const bool unknown = chosen.empty() && !first.empty() && !first.starts_with('-');
-  print_error(fmt::format("{} (see kdtree {})",
-                          unknown ? fmt::format("there is no command '{}'", first) : error.what(),
-                          help));
+  const bool unknown = !first.empty() && !first.starts_with('-');
+  const std::string problem = !chosen.empty() ? error.what()
+                              : unknown       ? fmt::format("there is no command '{}'", first)
+                                              : "give a command: generate, inspect or bench";
+  print_error(fmt::format("{} (see kdtree {})", problem, help));
   return 2;
 }
 

@@ -44,7 +44,7 @@ def drafter(tmp_path):
 
 
 USAGE = {
-    "no command": ([], "subcommand"),
+    "no command": ([], "give a command"),
     "unknown command": (["frobnicate"], "frobnicate"),
     "no model": (["generate", "--prompt", "x"], "--model"),
     "no prompt": (["generate", *PAIR], "--prompt"),

@@ -146,8 +146,9 @@ std::vector<std::string> describe_architecture(const DraftConfig& c) {
   for (const uint8_t is_sliding : c.layer_is_sliding) n_sliding += is_sliding;
   return {
       "drafter       DFlash",
-      fmt::format("layers        {} ({} sliding, window {})", c.n_layers, n_sliding,
-                  c.sliding_window),
+      fmt::format("layers        {} ({})", c.n_layers,
+                  n_sliding ? fmt::format("{} sliding, window {}", n_sliding, c.sliding_window)
+                            : "no sliding window"),
       fmt::format("hidden        {}, mlp {}", c.hidden_size, c.intermediate_size),
       fmt::format("attention     {} heads, {} key/value heads of width {}", c.n_heads, c.n_kv_heads,
                   c.head_dim),
