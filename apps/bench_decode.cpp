@@ -1,7 +1,9 @@
 // kdtree bench --decode: plain, chain and trees on the same prompts.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "apps/bench_run.h"
 #include "apps/bench_table.h"
@@ -34,6 +36,17 @@ void run_mode(engine::Engine& engine, const std::vector<Ids>& prompts, int max_t
   for (const Ids& prompt : prompts)
     run_prompt(engine, prompt, mode->decode, mode->budget, max_tokens, &mode->outcome);
   mode->seconds.push_back(mode->outcome.seconds);
+}
+
+// What runs, on stderr where it is a terminal: the table comes when all modes are through.
+void show_progress(const Mode& mode, int repeat, int n_repeats) {
+  if (!::isatty(STDERR_FILENO)) return;
+  fmt::print(stderr, "\r\033[Krepeat {} of {}: {} {}", repeat + 1, n_repeats, mode.name,
+             mode.budget ? fmt::format("{}", mode.budget) : "");
+}
+
+void end_progress() {
+  if (::isatty(STDERR_FILENO)) fmt::print(stderr, "\r\033[K");
 }
 
 std::vector<std::string> row_of(const Mode& mode, double plain_seconds) {
@@ -71,7 +84,11 @@ int bench_decode(const BenchOptions& o) {
   run_mode(*engine, prompts, std::min(o.max_tokens, 16), &warm_up);
   // Modes take turns, so that a slow spell of the machine hits them all.
   for (int repeat = 0; repeat < o.repeats; ++repeat)
-    for (Mode& mode : modes) run_mode(*engine, prompts, o.max_tokens, &mode);
+    for (Mode& mode : modes) {
+      show_progress(mode, repeat, o.repeats);
+      run_mode(*engine, prompts, o.max_tokens, &mode);
+    }
+  end_progress();
 
   bool equal = true;
   for (const Mode& mode : modes) {
