@@ -2,9 +2,11 @@
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from command import (
@@ -201,6 +203,23 @@ def test_memory():
     peak = int(run.stderr) * 1024
     print(f"peak RSS {peak / 1e6:.1f} MB, allowed {(3 * weights + kv) / 1e6:.1f} MB")
     assert peak < 3 * weights + kv
+
+
+@pytest.mark.parametrize("own", [None, "7"])
+def test_waiting_threads_do_not_spin_for_long(own):
+    """Unless the user says how long: GCC's OpenMP reads it from the environment, before main()."""
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {k: v for k, v in os.environ.items() if k not in names}
+    if own:
+        environment["GOMP_SPINCOUNT"] = own
+    process = subprocess.Popen(
+        [BINARY, "bench", "--op", "linear"], env=environment, stdout=subprocess.PIPE
+    )
+    process.stdout.readline()  # it runs
+    entries = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    process.kill()
+    process.communicate()
+    assert f"GOMP_SPINCOUNT={own or 1000}".encode() in entries
 
 
 # inspect
