@@ -11,10 +11,10 @@
 // its request held NaN or +inf.
 #include <algorithm>
 
-#include "cuda/device/cluster_row.cuh"
 #include "cuda/device/dependency.cuh"
 #include "cuda/device/remote.cuh"
 #include "cuda/device/sort.cuh"
+#include "cuda/device/threshold.cuh"
 #include "cuda/launch.h"
 #include "cuda/ops.h"
 
@@ -79,19 +79,21 @@ class PartOfRow {
     }
     device::cluster_arrive();
     row_.stage();
-    const uint32_t kth = find_maxima();
+    const device::WarpMaxima maxima = device::warp_maxima(row_, task_.quota.q);
+    if (lane_ == 0) s_.warp_max[warp_] = maxima.max;
     device::cluster_wait();  // every CTA's barrier is set up
     if (task_.cluster == 1)  // a launch without clusters has no remote stores
-      s_.kth[warp_] = kth;
+      s_.kth[warp_] = maxima.qth;
     else if (lane_ < task_.cluster)
-      device::send(&s_.kth[rank_ * kRowWarps + warp_], kth, &s_.arrived, lane_);
+      device::send(&s_.kth[rank_ * kRowWarps + warp_], maxima.qth, &s_.arrived, lane_);
     __syncthreads();
     const uint32_t max_key = __reduce_max_sync(kAllLanes, s_.warp_max[lane_ % kRowWarps]);
     const bool bad = max_key == kBadRow;
     Part part = {.peak = bad ? -INFINITY : device::value_of_key(max_key)};
     part.sum = sum_relative_to(part.peak);
     if (task_.cluster > 1) device::wait_arrival(&s_.arrived);
-    list_from(find_threshold());
+    list_from(device::find_threshold(s_.kth, task_.cluster * kRowWarps, task_.quota.j,
+                                     &s_.threshold));
     __syncthreads();
     const bool too_many = s_.n_listed > task_.list_size;
     part.count = bad ? kBad : too_many ? task_.p.k : s_.n_listed;
@@ -100,26 +102,6 @@ class PartOfRow {
   }
 
  private:
-  // Sets warp_max, kBadRow for NaN and +inf; returns the warp's q-th largest lane maximum.
-  __device__ uint32_t find_maxima() {
-    float best = -INFINITY;
-    bool bad = false;
-    row_.for_each([&](const Piece<T>& piece, int) {
-      const float most = device::largest_or_nan(piece);
-      bad |= !(most < INFINITY);
-      best = fmaxf(best, most);
-    });
-    uint32_t key = device::ascending_key(best);
-    const uint32_t warp_max =
-        __any_sync(kAllLanes, bad) ? kBadRow : __reduce_max_sync(kAllLanes, key);
-    if (lane_ == 0) s_.warp_max[warp_] = warp_max;
-    for (int i = 1; i < task_.quota.q; ++i) {
-      const unsigned holders = __ballot_sync(kAllLanes, key == __reduce_max_sync(kAllLanes, key));
-      if (lane_ == __ffs(holders) - 1) key = 0;
-    }
-    return __reduce_max_sync(kAllLanes, key);
-  }
-
   // fp32 within a piece, float64 across pieces and lanes, in an order that depends on nothing else.
   __device__ double sum_relative_to(float peak) {
     if (peak == -INFINITY) return 0.0;
@@ -138,28 +120,6 @@ class PartOfRow {
     for (int step = kRowWarps / 2; step > 0; step /= 2)
       sum += __shfl_xor_sync(kAllLanes, sum, step);
     return sum;
-  }
-
-  // The j-th largest of what the warps sent; four lanes rank one among all.
-  __device__ float find_threshold() {
-    const int n_warps = task_.cluster * kRowWarps, index = threadIdx.x / 4, part = threadIdx.x % 4;
-    if (index < n_warps) {  // whole warps
-      const uint32_t mine = s_.kth[index];
-      int above = 0;
-      for (int i = part * 4; i < n_warps; i += 16) {
-        const uint4 others = *reinterpret_cast<const uint4*>(&s_.kth[i]);
-        above += others.x > mine || (others.x == mine && i < index);
-        above += others.y > mine || (others.y == mine && i + 1 < index);
-        above += others.z > mine || (others.z == mine && i + 2 < index);
-        above += others.w > mine || (others.w == mine && i + 3 < index);
-      }
-      above += __shfl_xor_sync(kAllLanes, above, 1);
-      above += __shfl_xor_sync(kAllLanes, above, 2);
-      if (part == 0 && above == task_.quota.j - 1) s_.threshold = mine;
-    }
-    __syncthreads();
-    // A warp with fewer than q lanes in use sent 0: no threshold.
-    return s_.threshold ? device::value_of_key(s_.threshold) : -INFINITY;
   }
 
   // What does not fit is counted only.

@@ -4,25 +4,11 @@
 
 #include <cooperative_groups.h>
 
-#include "cuda/device/pairs.cuh"
-#include "cuda/device/staged_row.cuh"
+#include "cuda/device/threshold.cuh"
 
 namespace kdt::cuda::device {
 
 namespace cg = cooperative_groups;
-
-constexpr uint32_t kBadRow = 0xffffffffu;  // as a maximum: there is NaN or +inf
-
-// Which threshold k logits reach: any j warps of which each has q lanes at or above it hold k.
-struct Quota {
-  int q = 1, j = 1;
-};
-
-// j is at most 0.8 of the warps: with alike shares few more than k logits reach the threshold.
-__host__ __device__ inline Quota quota_of(int k, int n_warps) {
-  const int usable = n_warps * 4 / 5, q = (k + usable - 1) / usable;
-  return {q, (k + q - 1) / q};
-}
 
 struct RowShared {
   uint32_t warp_max[kMaxRowWarps];              // of the whole cluster, in every CTA
@@ -87,50 +73,19 @@ class ClusterRow {
   // Reads the row; returns its maximum as a key, kBadRow if it holds NaN or +inf. Keeps each warp's
   // q-th largest lane maximum for find_threshold.
   __device__ uint32_t find_maximum(int q) {
-    float best = -INFINITY;
-    bool bad = false;
-    for_each([&](const Piece<float>& piece, int) {
-      const float most = largest_or_nan(piece);
-      bad |= !(most < INFINITY);
-      best = fmaxf(best, most);
-    });
-    uint32_t key = ascending_key(best);
-    const uint32_t warp_max =
-        __any_sync(kAllLanes, bad) ? kBadRow : __reduce_max_sync(kAllLanes, key);
-    for (int i = 1; i < q; ++i) {
-      const unsigned holders = __ballot_sync(kAllLanes, key == __reduce_max_sync(kAllLanes, key));
-      if (lane_ == __ffs(holders) - 1) key = 0;
-    }
-    const uint32_t kth = __reduce_max_sync(kAllLanes, key);
+    const WarpMaxima maxima = warp_maxima(row_, q);
     cluster_.sync();  // every CTA runs: its shared memory may be written
-    store_to_all(&s_.warp_max[warp_], warp_max);
-    store_to_all(&s_.warp_kth[warp_], kth);
+    store_to_all(&s_.warp_max[warp_], maxima.max);
+    store_to_all(&s_.warp_kth[warp_], maxima.qth);
     cluster_.sync();
     uint32_t row_max = 0;
     for (int i = lane_; i < n_warps(); i += 32) row_max = max(row_max, s_.warp_max[i]);
     return __reduce_max_sync(kAllLanes, row_max);
   }
 
-  // The j-th largest of what find_maximum kept; four lanes rank one warp's value among all.
+  // The j-th largest of what find_maximum kept.
   __device__ float find_threshold(int j) {
-    const int index = threadIdx.x / 4, part = threadIdx.x % 4;
-    if (index < n_warps()) {  // whole warps
-      const uint32_t mine = s_.warp_kth[index];
-      int above = 0;
-      for (int i = part * 4; i < n_warps(); i += 16) {
-        const uint4 others = *reinterpret_cast<const uint4*>(&s_.warp_kth[i]);
-        above += others.x > mine || (others.x == mine && i < index);
-        above += others.y > mine || (others.y == mine && i + 1 < index);
-        above += others.z > mine || (others.z == mine && i + 2 < index);
-        above += others.w > mine || (others.w == mine && i + 3 < index);
-      }
-      above += __shfl_xor_sync(kAllLanes, above, 1);
-      above += __shfl_xor_sync(kAllLanes, above, 2);
-      if (part == 0 && above == j - 1) s_.threshold = mine;
-    }
-    __syncthreads();
-    // A warp with fewer than q lanes in use kept 0: no threshold.
-    return s_.threshold ? value_of_key(s_.threshold) : -INFINITY;
+    return device::find_threshold(s_.warp_kth, n_warps(), j, &s_.threshold);
   }
 
   // Appends to the list in the first CTA, visible there after the next sync; what does not fit is
