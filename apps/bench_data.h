@@ -60,8 +60,9 @@ class CaseData {
   // Requests of `rows` rows and `prefix` cached tokens each, their pages scattered.
   RowBatch row_batch(int32_t n_requests, int32_t rows, int32_t prefix);
 
- private:
   uint64_t random();
+
+ private:
   float unit();  // [0, 1)
 
   const Backend& backend_;

@@ -85,7 +85,7 @@ double gpu_us(const Backend& backend, const std::function<void(Stream)>& call) {
   return backend.time_cold(call, 3, 20);
 }
 
-GpuData::GpuData(const Backend& backend) : backend_(backend), table_(size_t{1} << 20) {
+GpuData::GpuData(const Backend& backend) : CaseData(backend), table_(size_t{1} << 20) {
   for (float& x : table_) {
     double sum = -6.0;  // twelve uniforms: close to normal
     for (int i = 0; i < 12; ++i) sum += static_cast<double>(random() >> 11) * 0x1p-53;
@@ -93,30 +93,24 @@ GpuData::GpuData(const Backend& backend) : backend_(backend), table_(size_t{1} <
   }
 }
 
-uint64_t GpuData::random() {
-  uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
+template <typename Fn>
+void GpuData::draw(size_t count, const Fn& fn) {
+  uint64_t at = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (i % 4096 == 0) at = random();
+    fn(i, table_[(at + i * (at | 1)) % table_.size()]);
+  }
 }
 
 float* GpuData::normals(size_t count, float scale) {
   std::vector<float> host(count);
-  uint64_t at = 0;
-  for (size_t i = 0; i < count; ++i) {
-    if (i % 4096 == 0) at = random();
-    host[i] = scale * table_[(at + i * (at | 1)) % table_.size()];
-  }
+  draw(count, [&](size_t i, float x) { host[i] = scale * x; });
   return put(host);
 }
 
 std::vector<uint16_t> GpuData::bf16_on_host(size_t count, float scale) {
   std::vector<uint16_t> host(count);
-  uint64_t at = 0;
-  for (size_t i = 0; i < count; ++i) {
-    if (i % 4096 == 0) at = random();
-    host[i] = f32_to_bf16(scale * table_[(at + i * (at | 1)) % table_.size()]);
-  }
+  draw(count, [&](size_t i, float x) { host[i] = f32_to_bf16(scale * x); });
   return host;
 }
 

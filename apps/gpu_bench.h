@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "apps/bench_data.h"
 #include "ops/backend.h"
-#include "ops/buffer.h"
 
 namespace kdt::apps {
 
@@ -41,9 +41,9 @@ inline double memory_floor_us(double bytes) {
   return bytes / 4.25e6;
 }
 
-// Random data in backend memory, the same every time: logits and caches cut from one table of
-// normal numbers at random places.
-class GpuData {
+// Logits and caches cut from one table of normal numbers at random places: quick to make where
+// there are gigabytes of them.
+class GpuData : public CaseData {
  public:
   explicit GpuData(const Backend& backend);
 
@@ -53,27 +53,14 @@ class GpuData {
   // Logits [batch, depth, vocab] as a trained drafter's: normal, but for 40 tokens of each row that
   // stand out, the i-th about 2 log(1 + i) below the first, which is near 16 less half the depth.
   uint16_t* bf16_peaked(int batch, int depth, int vocab);
-  template <typename T>
-  T* put(const std::vector<T>& host) {
-    T* data = zeros<T>(host.size());
-    backend_.copy_in(data, host.data(), host.size() * sizeof(T), {});
-    return data;
-  }
-  template <typename T>
-  T* zeros(size_t count) {
-    buffers_.emplace_back(backend_, count * sizeof(T));
-    return reinterpret_cast<T*>(buffers_.back().data());
-  }
-  Workspace workspace(size_t bytes) { return {zeros<char>(bytes), bytes}; }
 
  private:
-  uint64_t random();
+  // fn(i, a normal number) for i below count.
+  template <typename Fn>
+  void draw(size_t count, const Fn& fn);
   std::vector<uint16_t> bf16_on_host(size_t count, float scale);
 
-  const Backend& backend_;
-  uint64_t state_ = 0x9e3779b97f4a7c15;
   std::vector<float> table_;
-  std::vector<Buffer<char>> buffers_;
 };
 
 // Ancestor words of `batch` best-first trees of budget + 1 nodes over random draft logits, request
