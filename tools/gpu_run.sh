@@ -16,8 +16,8 @@ export PATH=$PATH:/usr/local/cuda/bin
 mkdir -p "$out"
 failed=()
 
-# What the sanitizers see: every kernel and every variant of it, small trees behind short prefixes,
-# random tests cut to two seeds.
+# What the sanitizers see: every kernel and every variant of it. KDT_TEST_SEEDS bounds what the
+# random ones among these tests draw: two seeds, prefixes of at most 256, trees of at most 65 nodes.
 small=(
   On/Embedding.WidensRowsOfEveryType/cuda
   On/DraftTopk.SmallCases/cuda                       # one CTA and a cluster, few and many candidates
@@ -25,7 +25,7 @@ small=(
   On/TreeBuild.TiesGoToTheSmallestRankTuple/cuda
   On/TreeBuild.RankOneIsAChainAndBudgetZeroTheRoot/cuda
   On/TreeBuild.RandomBatchesEqualTheDefinition/cuda
-  AttentionImplementations.FewCases                  # simt, mma, mma_small, sm90; bf16, fp16, FP8
+  AttentionImplementations.SmallCases                # simt, mma, mma_small, sm90; bf16, fp16, FP8
   On/LseMerge.RandomRowsMatchDouble/cuda
   On/TreeAccept.RandomBatchesEqualTheDefinition/cuda # greedy and sampled, targets drawn and given
   On/KvCommit.RandomBatchesEqualTheDefinition/cuda   # every copy width, FP8 scales, features
@@ -46,46 +46,68 @@ sanitize() {
   shift 3
   KDT_TEST_SEEDS=2 OMP_NUM_THREADS=4 timeout "${KDT_SANITIZER_SECONDS:-200}" compute-sanitizer \
     --tool $tool --error-exitcode 9 --print-limit 20 "$@" \
-    $bin/gpu_tests --gtest_filter="$names" >"$out/$log.log" 2>&1
+    $bin/gpu_tests --gtest_filter="$names" --gtest_also_run_disabled_tests >"$out/$log.log" 2>&1
 }
 
-# All at once, each in a process of its own; the summary of all in sanitizer.log. racecheck is slow:
-# it leaves out RoundGraph, which has no kernel of its own, and its work is cut in four. It does not
-# follow mbarriers and named barriers of a part of the block, by which the wgmma kernel orders its
+# What sanitizer.txt keeps of a run: how many tests passed, the summary, and the kinds of messages
+# with their numbers left out, the most frequent first.
+digest() {
+  printf '\n%s\n' "$1"
+  grep -hE '^\[  (PASSED|FAILED)  \] [0-9]+ test|SUMMARY' "$out/$2.log" | sed 's/^=* *//; s/^/  /'
+  grep -hE '^========= (Error|Warning|Uninit|Invalid|Barrier)' "$out/$2.log" |
+    sed -E 's/^=* *//; s/\+0x[0-9a-f]+//g; s/0x[0-9a-f]+/ADDRESS/g; s/\(.*\)( in )/\1/; s/ \[[0-9]+ hazards\]//; s/[^ ]*\///g' |
+    sort | uniq -c | sort -rn | head -n 8
+}
+
+# All at once, each in a process of its own; sanitizer.txt sums them up. initcheck has workspaces
+# that nothing has written, and must see a test read one. racecheck is slow: it leaves out
+# RoundGraph, which has no kernel of its own, and its work is cut in four. It does not follow
+# mbarriers and named barriers of a part of the block, by which the wgmma kernel orders its
 # producer and its warpgroups, and reports what they separate as races: that kernel has a run of its
 # own, reported and not counted.
 run_sanitizer() {
-  local all topk rest status=0 pids=() logs=()
+  local all rest status=0 begin=$SECONDS
+  local topk=On/DraftTopk.SmallCases/cuda attention=AttentionImplementations.SmallCases
+  local probe=AttentionImplementations.DISABLED_ReadsUnwrittenMemory
   all=$(IFS=:; echo "${small[*]}")
-  topk='On/DraftTopk.SmallCases/cuda'
-  rest=${all//AttentionImplementations.FewCases:/}
+  rest=${all//$attention:/}
   rest=${rest//$topk:/}
   rest=${rest//:RoundGraph.ReplaysEqualTheRoundsOfTheCpu/}
+  local -A pids
   start() {
     sanitize "$@" &
-    pids+=($!)
-    logs+=("$2")
+    pids[$2]=$!
   }
-  for tool in memcheck initcheck synccheck; do start $tool $tool "$all"; done
-  start racecheck racecheck_topk "$topk"
+  start memcheck memcheck "$all"
+  KDT_TEST_UNWRITTEN=1 start initcheck initcheck "$all"
+  KDT_TEST_UNWRITTEN=1 start initcheck initcheck_probe $probe
+  start synccheck synccheck "$all"
+  start racecheck racecheck_topk $topk
   start racecheck racecheck_others "$rest"
-  start racecheck racecheck_attention AttentionImplementations.FewCases \
-    --kernel-name-exclude kns=sm90
-  sanitize racecheck racecheck_sm90 AttentionImplementations.FewCases --kernel-name kns=sm90 &
-  local last=$!
-  for i in "${!pids[@]}"; do
-    wait "${pids[i]}" || { status=1; echo "failed: ${logs[i]}"; }
+  start racecheck racecheck_attention $attention --kernel-name-exclude kns=sm90
+  start racecheck racecheck_sm90 $attention --kernel-name kns=sm90
+  for log in memcheck initcheck synccheck racecheck_topk racecheck_others racecheck_attention; do
+    wait "${pids[$log]}" || { status=1; echo "failed: $log"; }
   done
-  wait $last
+  wait "${pids[racecheck_sm90]}"
+  wait "${pids[initcheck_probe]}"
+  [ $? -eq 9 ] || { status=1; echo "failed: initcheck_probe"; }
   {
-    printf '# cases\n'
-    printf '%s\n' "${small[@]}"
-    for log in "${logs[@]}" racecheck_sm90; do
-      printf '\n# %s\n' "$log"
-      grep -E '^=========|Failure|FAILED|PASSED|ms total' "$out/$log.log" | head -n 40
-    done
-  } >"$out/sanitizer.log"
-  grep -E '^# |SUMMARY|FAILED|PASSED' "$out/sanitizer.log"
+    echo "# $(compute-sanitizer --version | grep -o 'Version.*'), $(nvidia-smi \
+      --query-gpu=name,driver_version --format=csv,noheader | head -n 1 | sed 's/, /, driver /')"
+    echo "# all tools side by side: $((SECONDS - begin)) s"
+    printf '\ncases, prefixes of at most 256, trees of at most 65 nodes\n'
+    printf '  %s\n' "${small[@]}"
+    for tool in memcheck synccheck; do digest "$tool, all cases" $tool; done
+    digest 'initcheck, all cases, workspaces that nothing has written' initcheck
+    digest 'initcheck, a test that reads such memory: must be reported' initcheck_probe
+    digest 'racecheck, top-k' racecheck_topk
+    digest 'racecheck, all others but RoundGraph and attention' racecheck_others
+    digest 'racecheck, attention without the wgmma kernel' racecheck_attention
+    digest 'racecheck, the wgmma kernel: it does not follow mbarriers and named barriers, not counted' \
+      racecheck_sm90
+  } >"$out/sanitizer.txt"
+  cat "$out/sanitizer.txt"
   return $status
 }
 

@@ -14,7 +14,7 @@ void throw_cuda_error(cudaError_t error, const char* call, const char* file, int
               file, line, call, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-void* allocate(size_t bytes) {
+void* allocate_unwritten(size_t bytes) {
   if (bytes == 0) return nullptr;
   void* data = nullptr;
   if (cudaMalloc(&data, bytes) != cudaSuccess) {
@@ -25,7 +25,12 @@ void* allocate(size_t bytes) {
                 "the GPU refused {} bytes of memory ({:.1f} GiB); {:.1f} of {:.1f} GiB are free",
                 bytes, bytes / 0x1p30, free_bytes / 0x1p30, total_bytes / 0x1p30);
   }
-  KDT_CUDA_CHECK(cudaMemset(data, 0, bytes));
+  return data;
+}
+
+void* allocate(size_t bytes) {
+  void* data = allocate_unwritten(bytes);
+  if (data) KDT_CUDA_CHECK(cudaMemset(data, 0, bytes));
   return data;
 }
 

@@ -9,6 +9,7 @@
 namespace kdt::cuda {
 
 void* allocate(size_t bytes);
+void* allocate_unwritten(size_t bytes);  // holds what the memory held; for tests
 void deallocate(void* data, size_t bytes);
 void copy_in(void* device, const void* host, size_t bytes, Stream stream);
 void copy_out(void* host, const void* device, size_t bytes, Stream stream);

@@ -12,6 +12,10 @@
 
 namespace kdt::test {
 
+// Where memory that nobody has written comes from: a backend that does not fill what it allocates,
+// for tools that follow which memory was written. Null: from the op's own backend.
+inline const Backend* raw_memory = nullptr;
+
 // Between guards that no op may touch, checked on reading and at the end.
 template <typename T>
 class Array {
@@ -23,8 +27,20 @@ class Array {
     if (count_) std::memcpy(host.data() + kGuard, values.data(), bytes());
     backend.copy_in(buffer_.data(), host.data(), host.size(), {});
   }
+  // Elements that nothing has written, not even the allocator where raw_memory is set.
+  static Array unwritten(const Backend& backend, size_t count) {
+    Array array;
+    array.backend_ = &backend;
+    array.count_ = count;
+    const bool raw = raw_memory && &backend != &cpu_backend();
+    array.buffer_ = Buffer<char>(raw ? *raw_memory : backend, array.bytes() + 2 * kGuard);
+    const std::vector<char> guard(kGuard, kGuardByte);
+    for (const size_t at : {size_t{0}, kGuard + array.bytes()})
+      backend.copy_in(array.buffer_.data() + at, guard.data(), kGuard, {});
+    return array;
+  }
   ~Array() {
-    if (buffer_.data()) get();
+    if (buffer_.data()) expect_guards();
   }
   Array(Array&&) noexcept = default;
   // Swaps, so that the array that goes checks its own guards.
@@ -40,15 +56,10 @@ class Array {
   size_t size() const { return count_; }
   std::vector<T> get() const {
     if (!backend_) return {};
-    std::vector<char> host(buffer_.size());
-    backend_->copy_out(host.data(), buffer_.data(), host.size(), {});
-    backend_->synchronize({});
-    const auto is_guard = [](char x) { return x == kGuardByte; };
-    EXPECT_TRUE(std::all_of(host.begin(), host.begin() + kGuard, is_guard) &&
-                std::all_of(host.end() - kGuard, host.end(), is_guard))
-        << "an op wrote outside its arrays";
+    expect_guards();
     std::vector<T> values(count_);
-    if (count_) std::memcpy(values.data(), host.data() + kGuard, bytes());
+    if (count_) backend_->copy_out(values.data(), buffer_.data() + kGuard, bytes(), {});
+    backend_->synchronize({});
     return values;
   }
 
@@ -57,6 +68,14 @@ class Array {
   static constexpr char kGuardByte = '\x5A';
 
   size_t bytes() const { return count_ * sizeof(T); }
+  void expect_guards() const {
+    std::vector<char> guards(2 * kGuard);
+    backend_->copy_out(guards.data(), buffer_.data(), kGuard, {});
+    backend_->copy_out(guards.data() + kGuard, buffer_.data() + kGuard + bytes(), kGuard, {});
+    backend_->synchronize({});
+    EXPECT_TRUE(std::all_of(guards.begin(), guards.end(), [](char x) { return x == kGuardByte; }))
+        << "an op wrote outside its arrays";
+  }
 
   const Backend* backend_ = nullptr;
   size_t count_ = 0;
@@ -72,10 +91,12 @@ Array<T> poisoned(const Backend& backend, size_t count) {
   return Array<T>(backend, values);
 }
 
-// Also poisoned: an op must not rely on zeroes in its workspace.
+// Poisoned, or unwritten where raw_memory is set: an op must not rely on zeroes in its workspace.
 class Scratch {
  public:
-  Scratch(const Backend& backend, size_t bytes) : array_(poisoned<char>(backend, bytes)) {}
+  Scratch(const Backend& backend, size_t bytes)
+      : array_(raw_memory ? Array<char>::unwritten(backend, bytes)
+                          : poisoned<char>(backend, bytes)) {}
   Workspace workspace() { return {array_.data(), array_.size()}; }
 
  private:

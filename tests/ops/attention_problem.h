@@ -65,17 +65,41 @@ inline Array<char> typed_array(const Backend& backend, const std::vector<float>&
   return Array<char>(backend, bytes);
 }
 
-// A workspace that calls share; each leaves its remains to the next.
+// A workspace that calls share; each leaves its remains to the next. Where raw_memory is set every
+// call has one of its own, that nothing has written.
 class SharedScratch {
  public:
+  // `bytes` between guards, the last of them checked by the next call.
   Workspace workspace(const Backend& backend, size_t bytes) {
-    if (!scratch_ || scratch_->workspace().bytes < bytes)
-      scratch_ = std::make_unique<Scratch>(backend, bytes + bytes / 2);
-    return scratch_->workspace();
+    expect_guard();
+    backend_ = &backend;
+    used_ = bytes;
+    const size_t size = bytes + kGuard;
+    if (raw_memory || !scratch_ || scratch_->workspace().bytes < size)
+      scratch_ = std::make_unique<Scratch>(backend, raw_memory ? size : size + bytes / 2);
+    const std::vector<char> guard(kGuard, kGuardByte);
+    backend.copy_in(data() + used_, guard.data(), kGuard, {});
+    return {data(), bytes};
   }
+  ~SharedScratch() { expect_guard(); }
 
  private:
+  static constexpr size_t kGuard = 256;
+  static constexpr char kGuardByte = '\x5B';
+
+  char* data() { return static_cast<char*>(scratch_->workspace().data); }
+  void expect_guard() {
+    if (!scratch_) return;
+    std::vector<char> guard(kGuard);
+    backend_->copy_out(guard.data(), data() + used_, kGuard, {});
+    backend_->synchronize({});
+    EXPECT_EQ(std::count(guard.begin(), guard.end(), kGuardByte), static_cast<ptrdiff_t>(kGuard))
+        << "an op wrote behind its workspace";
+  }
+
   std::unique_ptr<Scratch> scratch_;
+  const Backend* backend_ = nullptr;
+  size_t used_ = 0;
 };
 
 // A problem in a backend's memory. Backends that share the memory may run it as often as they like;
@@ -259,6 +283,15 @@ inline void add_request(AttentionProblem& a, Random& random, int prefix, int n,
       words[node / 64] |= uint64_t{1} << (node % 64);
     a.ancestors.insert(a.ancestors.end(), words.begin(), words.end());
   }
+}
+
+// Gives every request room for `max_blocks` pages, of which it has those it had.
+inline void widen_table(AttentionProblem& a, int max_blocks) {
+  std::vector<int32_t> table(a.row_offset.size() * max_blocks, -1);
+  for (size_t b = 0; b < a.row_offset.size(); ++b)
+    std::copy_n(&a.block_table[b * a.max_blocks], a.max_blocks, &table[b * max_blocks]);
+  a.max_blocks = max_blocks;
+  a.block_table = table;
 }
 
 // Adds the requests of `more`, which has the same dimensions, behind those of `all`.

@@ -115,7 +115,7 @@ CommitProblem random_problem(Random& random) {
   c.n_features = static_cast<int>(random.integer(0, 3));
   c.hidden = 5;
   for (int b = 0; b < batch; ++b) {
-    const int n = static_cast<int>(random.integer(1, 80)),
+    const int n = static_cast<int>(random.integer(1, largest(80, 65))),
               n_accepted = static_cast<int>(random.integer(0, std::min(n, c.max_accepted)));
     c.row_offset.push_back(c.n_rows);
     c.n_rows += n;

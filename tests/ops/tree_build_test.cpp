@@ -167,11 +167,11 @@ Batch random_batch(std::mt19937& rng, int n_requests, double grid, bool large = 
   for (int b = 0; b < n_requests; ++b) {
     order[b] = b;
     Request r;
-    r.budget = large ? below(kMaxBudget + 1) : below(8) ? below(70) : below(300);
+    r.budget = below(large ? kMaxBudget + 1 : below(8) ? largest(70, 65) : largest(300, 65));
     r.max_depth = below(8) ? batch.depth : below(batch.depth + 1);
     r.max_rank = below(4) ? batch.k : 1 + below(batch.k);
     r.root_token = below(1000);
-    r.prefix_len = below(5000);
+    r.prefix_len = below(largest(5000, 257));
     batch.max_budget = std::max(batch.max_budget, r.budget);
     batch.requests.push_back(r);
     for (int d = 0; d < batch.depth; ++d) {
