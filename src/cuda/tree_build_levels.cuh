@@ -1,0 +1,327 @@
+// The `budget` best paths of a tree, found level by level instead of one pop after another.
+//
+// Scores only fall from a node to its child or right sibling, so the nodes of best-first search are
+// the budget best paths, in order of score and, where that is equal, of rank tuple. This works on
+// costs (tree_build_tables.cuh), and refuses requests of which they are not exact.
+//
+//  1. A bound on the cost of the budget-th best path: that of the worst path of some small family
+//     of `budget` paths.
+//  2. Levels: all children, of all nodes of the level before, that cost at most the bound. Their
+//     costs are counted in bins, and where the bins' running sum reaches the budget is a new bound.
+//  3. The paths within the bound are dealt to their bins and ranked there by comparing.
+//
+// In the list a path has its parent's index, its rank, and the sum of its ranks' classes
+// floor(log2(rank + 1)). All paths with ranks no larger come before it, which are at least two to
+// the power of that sum: so it is at most log2(budget), and a rank tuple, every rank as its class
+// in unary and then its remaining bits, has at most 31 + 2 * 10 bits, which order as tuples do.
+#pragma once
+
+#include "cuda/tree_build_tables.cuh"
+
+namespace kdt::cuda {
+
+constexpr uint32_t kAllLanes = 0xffffffffu;
+constexpr int kUnitBits = 26;                          // of a bound: costs in 32 bits
+constexpr uint32_t kNoBound = 1u << (52 - kUnitBits);  // 256
+constexpr int kGroup = 8;                              // lanes to a parent
+constexpr int kFew = 16;                               // paths that do not change a bound
+
+// In a list of paths: parent's index, rank, sum of classes.
+constexpr int kParentBits = 14, kRankBits = 10, kMaxPaths = 1 << kParentBits;
+
+// All threads of the CTA call the members together; members are the same in all unless marked.
+template <class Shape>
+class LevelSearch {
+ public:
+  // costs[capacity] and links[capacity]: the list of paths. s.bins and s.n_listed are 0.
+  __device__ LevelSearch(const TreeRequest& request, LevelShared<Shape>& shared, uint64_t* costs,
+                         uint32_t* links, int capacity, const StepChecks& checks)
+      : r_(request),
+        s_(shared),
+        costs_(costs),
+        links_(links),
+        capacity_(capacity),
+        n_ranks_(min(request.n_ranks, request.budget)),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        checks_(checks) {}
+
+  // s.nodes and the number of nodes, the root included; 0 if this search does not take the request.
+  __device__ int run() {
+    find_bound();
+    int begin = 1, end = 1 + list_first_level();
+    for (int row = 1; row < r_.limit && begin < end; ++row) {
+      if (row == 1 || end - begin > kFew) {
+        const Cut cut = find_cut();
+        if (cut.n_paths >= r_.budget)
+          bound_ = min(bound_, (static_cast<uint64_t>(cut.bin + 1) << shift_) - 1);
+        __syncthreads();  // the bins have been read
+      }
+      expand(row, begin, end);
+      __syncthreads();
+      begin = end;
+      end += s_.n_listed[row];
+      if (end > capacity_) return 0;
+    }
+    const Cut cut = find_cut();
+    const bool regular = !__syncthreads_or(!checks_.regular);
+    const bool complete = !__syncthreads_or(!checks_.complete);
+    if (!regular || cut.n_paths > Shape::kMaxSorted) return 0;
+    if (cut.n_paths < r_.budget && !complete) return 0;
+    sort(cut, end);
+    return min(cut.n_paths, r_.budget) + 1;
+  }
+
+ private:
+  __device__ uint64_t step(int row, int rank) {
+    if (Shape::kMaxBudget <= Shape::kWidth || rank < Shape::kWidth)
+      return s_.steps[row * Shape::kWidth + rank];
+    return load_cost(r_, row, rank, checks_);
+  }
+
+  // Of a step, rounded up; sums of up to 41 do not overflow.
+  __device__ uint32_t units(int row, int rank) {
+    if (rank >= n_ranks_) return kNoBound;
+    return static_cast<uint32_t>(
+        min((step(row, rank) >> kUnitBits) + 1, static_cast<uint64_t>(kNoBound)));
+  }
+
+  // Sets bound_ and shift_. Families: ranks below q on m rows from a first one on, q^m >= budget,
+  // and rank 0 before; a lane has a first row, a warp a value of m.
+  __device__ void find_bound() {
+    static_assert(Shape::kWarps >= 10);
+    const int log_budget = 32 - __clz(r_.budget - 1);  // rounded up
+    const int m = 1 + warp_;
+    uint32_t best = kNoBound;
+    if (m <= max(log_budget, 1)) {
+      const uint32_t own = lane_ < r_.limit ? units(lane_, 0) : 0;
+      const int q = m == 1 ? max(r_.budget - lane_, 1) : 1 << ((log_budget + m - 1) / m);
+      uint32_t before = own, sum = 0;
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const uint32_t other = __shfl_up_sync(kAllLanes, before, distance);
+        if (lane_ >= distance) before += other;
+      }
+      const uint32_t last = lane_ < r_.limit ? units(lane_, q - 1) : 0;
+      for (int i = 0; i < m; ++i) sum += __shfl_down_sync(kAllLanes, last, i);
+      if (lane_ + m <= r_.limit) best = before - own + sum;
+      best = __reduce_min_sync(kAllLanes, best);
+    }
+    if (lane_ == 0) s_.bounds[warp_] = best;
+    __syncthreads();
+    best = __reduce_min_sync(kAllLanes, s_.bounds[lane_ % Shape::kWarps]);
+    bound_ = best < kNoBound ? static_cast<uint64_t>(best) << kUnitBits : kCostLimit;
+    shift_ = max(0, 64 - __clzll(static_cast<long long>(bound_)) - (31 - __clz(Shape::kBins)));
+  }
+
+  // One of this thread's paths; what does not fit is not listed.
+  __device__ void list(int at, uint64_t cost, int parent, int rank, int parent_classes) {
+    if (at >= capacity_) return;
+    costs_[at] = cost;
+    links_[at] = parent | rank << kParentBits |
+                 (parent_classes + class_of(rank)) << (kParentBits + kRankBits);
+    atomicAdd(&s_.bins[cost >> shift_], 1u);
+  }
+
+  __device__ static int rank_of(uint32_t link) {
+    return link >> kParentBits & ((1 << kRankBits) - 1);
+  }
+  __device__ static int parent_of(uint32_t link) { return link & (kMaxPaths - 1); }
+  __device__ static int class_of(int rank) { return 31 - __clz(rank + 1); }
+
+  // Index 0 is the root's.
+  __device__ int list_first_level() {
+    const int rank = threadIdx.x;
+    if (rank == 0) links_[0] = 0;
+    const uint64_t cost = rank < n_ranks_ ? step(0, rank) : kNever;
+    const bool enters = cost <= bound_;
+    if (!enters && cost < kNever) checks_.complete = false;
+    if (enters) list(1 + rank, cost, 0, rank, 0);
+    return __syncthreads_count(enters);
+  }
+
+  // Lists the children, in `row`, of the paths [begin, end), each path's one after another.
+  __device__ void expand(int row, int begin, int end) {
+    constexpr int kParents = 32 / kGroup;
+    const int max_classes = 31 - __clz(r_.budget), group = lane_ / kGroup, own = lane_ % kGroup;
+    const uint64_t own_step = own < n_ranks_ ? step(row, own) : kNever;
+    for (int first = begin + warp_ * kParents; first < end; first += Shape::kWarps * kParents) {
+      const int parent = first + group;
+      const uint64_t cost = parent < end ? costs_[parent] : kNever;
+      if (!__any_sync(kAllLanes, cost <= bound_)) continue;
+      const int classes = cost <= bound_ ? links_[parent] >> (kParentBits + kRankBits) : 0;
+      const int n_allowed = cost <= bound_ ? min(n_ranks_, (2 << (max_classes - classes)) - 1) : 0;
+      const bool enters = is_within(own_step, own, n_allowed, bound_ - cost);
+      const unsigned lanes = __ballot_sync(kAllLanes, enters);
+      if (lanes == 0) continue;
+      const unsigned lanes_here = lanes >> (group * kGroup) & ((1u << kGroup) - 1);
+      const bool more = lanes_here == (1u << kGroup) - 1;
+      if (__any_sync(kAllLanes, more)) {
+        const int n = __popc(lanes_here) +
+                      (kGroup < n_ranks_ ? count_more(row, n_allowed, bound_ - cost, more) : 0);
+        int before = n;
+        for (int distance = kGroup; distance < 32; distance *= 2) {
+          const int other = __shfl_up_sync(kAllLanes, before, distance);
+          if (lane_ >= distance) before += other;
+        }
+        const int at = reserve(row, __shfl_sync(kAllLanes, before, 31)) + end + before - n;
+        for (int rank = own; rank < n; rank += kGroup)
+          list(at + rank, cost + step(row, rank), parent, rank, classes);
+        __syncwarp();
+      } else {
+        const int at = reserve(row, __popc(lanes)) + end + __popc(lanes & ((1u << lane_) - 1));
+        if (enters) list(at, cost + own_step, parent, own, classes);
+      }
+    }
+  }
+
+  __device__ bool is_within(uint64_t cost, int rank, int n_allowed, uint64_t room) {
+    const bool within = rank < n_allowed && cost <= room;
+    if (rank < n_allowed && !within && cost < kNever) checks_.complete = false;
+    return within;
+  }
+
+  // How many steps of a row behind a group's first ones cost at most `room`, by the groups of lanes
+  // that want to know.
+  __device__ int count_more(int row, int n_allowed, uint64_t room, bool wanted) {
+    const int group = lane_ / kGroup;
+    int n = 0;
+    for (int rank = kGroup + lane_ % kGroup; __any_sync(kAllLanes, wanted); rank += kGroup) {
+      const bool within =
+          wanted && rank < n_allowed && is_within(step(row, rank), rank, n_allowed, room);
+      const unsigned lanes =
+          __ballot_sync(kAllLanes, within) >> (group * kGroup) & ((1u << kGroup) - 1);
+      n += __popc(lanes);
+      wanted = lanes == (1u << kGroup) - 1;
+    }
+    return n;
+  }
+
+  // Places of a level, by a full warp.
+  __device__ int reserve(int row, int n) {
+    const int at = lane_ == 0 ? atomicAdd(&s_.n_listed[row], n) : 0;
+    return __shfl_sync(kAllLanes, at, 0);
+  }
+
+  // The first bin up to which there are `budget` paths, or the last bin.
+  struct Cut {
+    int bin, n_paths;
+    uint32_t before_lane;  // paths before this lane's bins
+  };
+  static constexpr int kLaneBins = Shape::kBins / 32;
+
+  __device__ Cut find_cut() const {
+    uint32_t counts[kLaneBins], sum = 0;
+    const auto* from = reinterpret_cast<const uint4*>(&s_.bins[lane_ * kLaneBins]);
+#pragma unroll
+    for (int i = 0; i < kLaneBins / 4; ++i) {
+      const uint4 four = from[i];
+      counts[4 * i] = four.x;
+      counts[4 * i + 1] = four.y;
+      counts[4 * i + 2] = four.z;
+      counts[4 * i + 3] = four.w;
+      sum += (four.x + four.y) + (four.z + four.w);
+    }
+    uint32_t running = sum;
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const uint32_t other = __shfl_up_sync(kAllLanes, running, distance);
+      if (lane_ >= distance) running += other;
+    }
+    const auto budget = static_cast<uint32_t>(r_.budget);
+    const uint32_t before_lane = running - sum;
+    const unsigned reached = __ballot_sync(kAllLanes, running >= budget);
+    int bin = Shape::kBins - 1;
+    uint32_t n_paths = before_lane;
+    bool found = false;
+#pragma unroll
+    for (int i = 0; i < kLaneBins; ++i) {
+      if (!found) n_paths += counts[i];
+      if (!found && n_paths >= budget) {
+        found = true;
+        bin = lane_ * kLaneBins + i;
+      }
+    }
+    const int lane = reached ? __ffs(reached) - 1 : 31;
+    return {__shfl_sync(kAllLanes, bin, lane),
+            static_cast<int>(__shfl_sync(kAllLanes, n_paths, lane)), before_lane};
+  }
+
+  // Orders the paths of the bins up to the cut; s.nodes are the best `budget`.
+  __device__ void sort(const Cut& cut, int end) {
+    const int thread = threadIdx.x;
+    if (warp_ == 0) {  // bins: how many paths are in those before
+      uint32_t before = cut.before_lane;
+      for (int i = lane_ * kLaneBins; i < (lane_ + 1) * kLaneBins; ++i) {
+        const uint32_t count = s_.bins[i];
+        s_.bins[i] = before;
+        before += count;
+      }
+    }
+    __syncthreads();
+    for (int i = 1 + thread; i < end; i += Shape::kThreads) {
+      const auto bin = static_cast<int>(costs_[i] >> shift_);
+      if (bin > cut.bin) continue;
+      const uint32_t at = atomicAdd(&s_.bins[bin], 1u);  // in the end, where the next bin begins
+      s_.order[at] = static_cast<uint16_t>(i);
+    }
+    __syncthreads();
+    for (int at = thread; at < cut.n_paths; at += Shape::kThreads)
+      s_.codes[at] = code_of(s_.order[at]);
+    __syncthreads();
+    for (int at = thread; at < cut.n_paths; at += Shape::kThreads) place(at);
+    __syncthreads();
+    const int n_nodes = min(cut.n_paths, r_.budget);
+    for (int id = 1 + thread; id <= n_nodes; id += Shape::kThreads) {
+      TreeNode& node = s_.nodes[id];
+      node.left = node.rank > 0 ? static_cast<int16_t>(links_[node.left]) : int16_t{0};
+      node.parent = static_cast<int16_t>(links_[node.parent]);
+      s_.enter(id, node);
+    }
+  }
+
+  // The rank tuple of a path as bits from the highest on; its depth in the lowest.
+  __device__ uint64_t code_of(int path) const {
+    uint64_t code = 0;
+    int depth = 0;
+    for (uint32_t link; path > 0; path = parent_of(link), ++depth) {
+      link = links_[path];
+      const uint32_t rank = rank_of(link) + 1;
+      const int level = class_of(rank - 1), length = 2 * level + 1;
+      const uint32_t rest = rank & ((1u << level) - 1);
+      const uint64_t bits = uint64_t{(1u << level) - 1} << (level + 1) | rest;
+      code = code >> length | bits << (64 - length);
+    }
+    return code | depth;
+  }
+
+  // Makes the path at order[at] a node if it is among the best. Its links to others are still
+  // indices into the list; in the list its id takes the place of its link.
+  __device__ void place(int at) {
+    const int path = s_.order[at];
+    const uint64_t cost = costs_[path], code = s_.codes[at];
+    const auto bin = static_cast<int>(cost >> shift_);
+    const int first = bin > 0 ? s_.bins[bin - 1] : 0, last = s_.bins[bin];
+    int id = first + 1;
+    for (int i = first; i < last; ++i) {
+      const uint64_t other = costs_[s_.order[i]];
+      id += other < cost || (other == cost && s_.codes[i] < code);
+    }
+    if (id > r_.budget) return;
+    const uint32_t link = links_[path];
+    s_.nodes[id] = {0.0 - static_cast<double>(cost) * 0x1p-44,
+                    static_cast<int16_t>(parent_of(link)), static_cast<int16_t>(path - 1),
+                    static_cast<int16_t>(rank_of(link)), static_cast<int16_t>(code & 31)};
+    links_[path] = id;
+  }
+
+  const TreeRequest& r_;
+  LevelShared<Shape>& s_;
+  uint64_t* const costs_;
+  uint32_t* const links_;
+  const int capacity_, n_ranks_;
+  const int warp_, lane_;
+  StepChecks checks_;  // this thread's
+  uint64_t bound_ = 0;
+  int shift_ = 0;
+};
+
+}  // namespace kdt::cuda
