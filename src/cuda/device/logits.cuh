@@ -32,18 +32,89 @@ struct alignas(16) Piece {
   T x[kPiece];
 };
 
+// An element as the bits of a word.
+__device__ __forceinline__ uint32_t bits_of(float x) {
+  return __float_as_uint(x);
+}
+__device__ __forceinline__ uint32_t bits_of(__nv_bfloat16 x) {
+  return __bfloat16_as_ushort(x);
+}
+__device__ __forceinline__ uint32_t bits_of(__half x) {
+  return __half_as_ushort(x);
+}
+
+// A piece as words, to keep it in registers: its elements would take one each.
+template <typename T>
+struct PieceWords {
+  static constexpr int kSize = kPiece * sizeof(T) / 4, kInWord = 4 / sizeof(T);
+  uint32_t x[kSize];
+
+  // What was derived from the piece before is not kept for this one either.
+  __device__ __forceinline__ Piece<T> piece() const {
+    uint32_t words[kSize];
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      words[i] = x[i];
+      asm volatile("" : "+r"(words[i]));
+    }
+    Piece<T> piece;
+    memcpy(&piece, words, sizeof(piece));
+    return piece;
+  }
+};
+
+// The piece at `at`, 16-byte aligned; -inf where it is not `there`.
+template <typename T>
+__device__ __forceinline__ PieceWords<T> load_whole_piece(const T* at, bool there) {
+  PieceWords<T> words;
+  const uint32_t nothing =
+      bits_of(static_cast<T>(-INFINITY)) * (PieceWords<T>::kInWord == 2 ? 0x10001u : 1u);
+#pragma unroll
+  for (int i = 0; i < PieceWords<T>::kSize; i += 4) {
+    uint4 four = {nothing, nothing, nothing, nothing};
+    if (there) four = reinterpret_cast<const uint4*>(at)[i / 4];
+    words.x[i] = four.x;
+    words.x[i + 1] = four.y;
+    words.x[i + 2] = four.z;
+    words.x[i + 3] = four.w;
+  }
+  return words;
+}
+
 // Pieces at or past the end of the row, and elements past it, are -inf.
 template <typename T>
+__device__ __forceinline__ PieceWords<T> load_piece_words(const T* row, int vocab, int first) {
+  constexpr int kInWord = PieceWords<T>::kInWord;
+  PieceWords<T> words;
+#pragma unroll
+  for (int i = 0; i < kPiece; i += kInWord) {
+    words.x[i / kInWord] = 0;
+#pragma unroll
+    for (int j = 0; j < kInWord; ++j) {
+      const T x = first + i + j < vocab ? row[first + i + j] : static_cast<T>(-INFINITY);
+      words.x[i / kInWord] |= bits_of(x) << (j * 16);
+    }
+  }
+  return words;
+}
+template <typename T>
 __device__ __forceinline__ Piece<T> load_piece(const T* row, int vocab, int first, bool aligned) {
-  Piece<T> piece;
-  if (aligned && first + kPiece <= vocab) {
-    piece = *reinterpret_cast<const Piece<T>*>(row + first);
+  return aligned && first + kPiece <= vocab ? *reinterpret_cast<const Piece<T>*>(row + first)
+                                            : load_piece_words(row, vocab, first).piece();
+}
+
+// Pieces that start at `first` and `stride` apart, all on their way at once.
+template <typename T, int kPieces>
+__device__ __forceinline__ void load_pieces(const T* row, int vocab, int first, int stride,
+                                            PieceWords<T> (&pieces)[kPieces]) {
+  if (reinterpret_cast<uintptr_t>(row) % 16 == 0 && vocab % kPiece == 0) {
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j)
+      pieces[j] = load_whole_piece(row + first + j * stride, first + j * stride < vocab);
   } else {
 #pragma unroll
-    for (int i = 0; i < kPiece; ++i)
-      piece.x[i] = first + i < vocab ? row[first + i] : static_cast<T>(-INFINITY);
+    for (int j = 0; j < kPieces; ++j) pieces[j] = load_piece_words(row, vocab, first + j * stride);
   }
-  return piece;
 }
 
 // A logit and its token id as one integer; ascending keys are logits descending, then ids
