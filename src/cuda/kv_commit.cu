@@ -1,10 +1,12 @@
-// One launch copies the accepted rows of every layer and gathers their features. A CTA moves
-// stripes, each a range of columns of one layer or feature, of up to kRows accepted rows of one
-// request: one stripe, so that a commit of 16 rows over 61 layers spreads over all multiprocessors,
-// or several where there are more than the GPU runs at a time.
+// One launch copies the accepted rows of every layer and gathers their features. Rows are cut into
+// stripes, and a warp moves one stripe of one row at a time, several on their way at once. A CTA
+// has one stripe of one layer or feature, of up to kRows accepted rows of one request, so that a
+// commit of 16 rows over 61 layers spreads over all multiprocessors; or a run of stripes where
+// there are more than the GPU takes at a time.
 #include <algorithm>
 
 #include "cuda/device/dependency.cuh"
+#include "cuda/device/prefetch.cuh"
 #include "cuda/device/vectors.cuh"
 #include "cuda/launch.h"
 #include "cuda/ops.h"
@@ -12,11 +14,12 @@
 namespace kdt::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kRows = 64;           // accepted rows of a CTA
-constexpr int kStripeBytes = 1152;  // at most; one MLA row in bf16
-constexpr int kLoadsInFlight = 5;   // per thread; 16 rows of a stripe in one go
-constexpr int kUsualCtas = 1056;    // of a launch: eight on each of 132 multiprocessors
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kRows = 64;    // accepted rows of a CTA
+constexpr int kStripe = 72;  // at most, in accesses; one MLA row in bf16 has 72 of 16 bytes
+constexpr int kPerLane = (kStripe + 31) / 32;
+constexpr int kItems = 3;        // stripes that a warp has on their way
+constexpr int kUsualCtas = 528;  // of a launch: four on each of 132 multiprocessors
 
 // Rows of one kind, KV or features, cut into stripes. Strides are in bytes.
 struct Source {
@@ -36,36 +39,24 @@ struct CommitTask {
   int units_per_cta;
 };
 
-int stripes_of(int64_t row_bytes) {
-  return static_cast<int>((row_bytes + kStripeBytes - 1) / kStripeBytes);
-}
-
 // A stripe of one plane, in units of kBytes.
 template <int kBytes>
 struct Stripe {
   using T = device::Bytes<kBytes>;
-  static constexpr int kUnits = kStripeBytes / kBytes;
 
   __device__ Stripe(const Source& source, int index) {
-    const int plane = index / source.n_stripes, first = index % source.n_stripes * kUnits;
-    width = min(kUnits, static_cast<int>(source.row_bytes / kBytes) - first);
-    inverse_width = 1.0f / static_cast<float>(width);
+    const int plane = index / source.n_stripes, first = index % source.n_stripes * kStripe;
+    width = min(kStripe, static_cast<int>(source.row_bytes / kBytes) - first);
     from = reinterpret_cast<const T*>(source.rows + plane * source.plane_stride) + first;
     to = reinterpret_cast<T*>(source.to + plane * source.to_plane_stride) + first;
     from_stride = source.row_bytes / kBytes;
     to_stride = source.to_row_stride / kBytes;
   }
 
-  // unit / width: at most kRows, far from where fp32 could be off by one.
-  __device__ int row_of(int unit) const {
-    return static_cast<int>((static_cast<float>(unit) + 0.5f) * inverse_width);
-  }
-
   const T* from;
   T* to;
   int64_t from_stride, to_stride;  // between rows
   int width;
-  float inverse_width;
 };
 
 // Brings what this CTA will probably read towards the L2 cache: where rows go, and in small calls
@@ -74,41 +65,102 @@ struct Stripe {
 template <int kBytes>
 __device__ void prefetch(const CommitTask& task, const Stripe<kBytes>& stripe, int request) {
   constexpr int kLine = 128, kFirstRows = 16;
-  const auto fetch = [](const void* at) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
-  };
   const KvCommitParams& p = task.p;
-  if (threadIdx.x == 0 && p.features) fetch(p.feature_offset + request);
+  if (threadIdx.x == 0 && p.features) device::prefetch_l2(p.feature_offset + request);
   if (threadIdx.x == 0 && p.n_layers > 0) {
     const unsigned block = static_cast<unsigned>(__ldcg(p.rows.prefix_len + request)) / kPageTokens;
     if (block < static_cast<unsigned>(p.rows.max_blocks))
-      fetch(p.rows.block_table + int64_t{request} * p.rows.max_blocks + block);
+      device::prefetch_l2(p.rows.block_table + int64_t{request} * p.rows.max_blocks + block);
   }
   if (gridDim.x * gridDim.y * gridDim.z > kUsualCtas / 2) return;
   const int lines = (stripe.width * kBytes + kLine - 1) / kLine;
   const int first_row = __ldcg(p.rows.row_offset + request), row = threadIdx.x / lines;
   if (row >= min(kFirstRows, p.max_accepted) || first_row < 0) return;
   if (first_row + row < p.rows.n_rows)
-    fetch(reinterpret_cast<const char*>(stripe.from + (first_row + row) * stripe.from_stride) +
-          threadIdx.x % lines * kLine);
+    device::prefetch_l2(
+        reinterpret_cast<const char*>(stripe.from + (first_row + row) * stripe.from_stride) +
+        threadIdx.x % lines * kLine);
 }
 
-// Grid: (runs of stripes, the KV's of all layers first, then the features'; chunks of kRows rows;
-// requests). kBytes divides every row, stride and base address of both kinds.
+// The stripes of one CTA: `n_units` from `first_unit` on, of n_rows accepted rows. The KV's of all
+// layers come first, then the features'.
+template <int kBytes>
+struct Run {
+  const CommitTask& task;
+  const int n_kv, first_unit, n_items, n_rows;
+  const float inverse_rows;
+  const int* from_row;    // [n_rows]
+  const int* feature_to;  // [n_rows]
+  const int64_t* kv_to;   // [n_rows]
+
+  __device__ Stripe<kBytes> stripe_of(int unit) const {
+    return unit < n_kv ? Stripe<kBytes>(task.kv, unit) : Stripe<kBytes>(task.features, unit - n_kv);
+  }
+  // item / n_rows, far from where fp32 could be off by one.
+  __device__ int unit_of(int item) const {
+    return first_unit + static_cast<int>((static_cast<float>(item) + 0.5f) * inverse_rows);
+  }
+
+  using Values = typename Stripe<kBytes>::T[kItems][kPerLane];
+
+  // Of kItems items from `first` on, kWarps apart, by a full warp.
+  __device__ void load(int first, Values& values) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+      const int item = first + k * kWarps;
+      if (item >= n_items) break;
+      const int unit = unit_of(item), row = item - (unit - first_unit) * n_rows;
+      const Stripe<kBytes> stripe = stripe_of(unit);
+      const auto* from = stripe.from + from_row[row] * stripe.from_stride;
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j)
+        if (lane + 32 * j < stripe.width) values[k][j] = from[lane + 32 * j];
+    }
+  }
+
+  __device__ void store(int first, const Values& values) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+      const int item = first + k * kWarps;
+      if (item >= n_items) break;
+      const int unit = unit_of(item), row = item - (unit - first_unit) * n_rows;
+      const Stripe<kBytes> stripe = stripe_of(unit);
+      auto* to = stripe.to + (unit < n_kv ? kv_to[row] : feature_to[row]) * stripe.to_stride;
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j)
+        if (lane + 32 * j < stripe.width) to[lane + 32 * j] = values[k][j];
+    }
+  }
+
+  __device__ void copy_scales() const {
+    const KvCommitParams& p = task.p;
+    for (int item = threadIdx.x; item < n_items; item += kThreads) {
+      const int unit = unit_of(item), row = item - (unit - first_unit) * n_rows;
+      if (unit >= n_kv || unit % task.kv.n_stripes != 0) continue;
+      const int64_t layer = unit / task.kv.n_stripes;
+      p.page_scales[layer * p.n_pages * kPageTokens + kv_to[row]] =
+          p.tail_scales[layer * p.rows.n_rows + from_row[row]];
+    }
+  }
+};
+
+// Grid: (runs of stripes; chunks of kRows rows; requests). kBytes divides every row, stride and
+// base address of both kinds.
 template <int kBytes>
 __global__ void __launch_bounds__(kThreads, 4)
     kv_commit_kernel(const __grid_constant__ CommitTask task) {
   const KvCommitParams& p = task.p;
   const int thread = threadIdx.x, request = blockIdx.z, begin = blockIdx.y * kRows;
   const int n_kv = task.kv.n_planes * task.kv.n_stripes;
-  const int n_units = n_kv + task.features.n_planes * task.features.n_stripes;
-  int unit = blockIdx.x * task.units_per_cta;
-  const int last_unit = min(unit + task.units_per_cta, n_units);
-  const auto stripe_of = [&](int unit) {
-    return unit < n_kv ? Stripe<kBytes>(task.kv, unit) : Stripe<kBytes>(task.features, unit - n_kv);
-  };
-  Stripe<kBytes> stripe = stripe_of(unit);
-  prefetch(task, stripe, request);
+  const int first_unit = blockIdx.x * task.units_per_cta;
+  const int n_units =
+      min(task.units_per_cta, n_kv + task.features.n_planes * task.features.n_stripes - first_unit);
+  prefetch(task,
+           first_unit < n_kv ? Stripe<kBytes>(task.kv, first_unit)
+                             : Stripe<kBytes>(task.features, first_unit - n_kv),
+           request);
   device::wait_for_previous();
   device::let_next_start();
 
@@ -132,38 +184,19 @@ __global__ void __launch_bounds__(kThreads, 4)
       page = p.rows.block_table[int64_t{request} * p.rows.max_blocks + (prefix + i) / kPageTokens];
   }
   __syncthreads();
-  const int first_unit = unit;
-  for (; unit < last_unit; ++unit) {
-    if (unit > first_unit) stripe = stripe_of(unit);
-    if (p.tail_scales && unit < n_kv && unit % task.kv.n_stripes == 0 && thread < n_rows) {
-      const int64_t layer = unit / task.kv.n_stripes;
-      p.page_scales[(layer * p.n_pages + page) * kPageTokens + (prefix + i) % kPageTokens] =
-          p.tail_scales[layer * p.rows.n_rows + from_row[thread]];
-    }
-    const int n = n_rows * stripe.width;
-    for (int start = thread; start - thread < n; start += kThreads * kLoadsInFlight) {
-      typename Stripe<kBytes>::T values[kLoadsInFlight];
-#pragma unroll
-      for (int j = 0; j < kLoadsInFlight; ++j) {
-        const int at = start + j * kThreads;
-        const int row = stripe.row_of(at);
-        if (at < n)
-          values[j] = stripe.from[from_row[row] * stripe.from_stride + at - row * stripe.width];
-      }
-      if (unit == first_unit && start == thread) {  // the page came while the first loads started
-        if (thread < n_rows)
-          kv_to[thread] = int64_t{page} * kPageTokens + (prefix + i) % kPageTokens;
-        __syncthreads();
-      }
-#pragma unroll
-      for (int j = 0; j < kLoadsInFlight; ++j) {
-        const int at = start + j * kThreads, row = stripe.row_of(at);
-        if (at >= n) break;
-        const int64_t to = unit < n_kv ? kv_to[row] : feature_to[row];
-        stripe.to[to * stripe.to_stride + at - row * stripe.width] = values[j];
-      }
-    }
+  const Run<kBytes> run = {
+      task,     n_kv,       first_unit, n_units * n_rows, n_rows, 1.0f / static_cast<float>(n_rows),
+      from_row, feature_to, kv_to};
+  typename Run<kBytes>::Values values;
+  run.load(thread / 32, values);
+  // The page came while these loads started.
+  if (thread < n_rows) kv_to[thread] = int64_t{page} * kPageTokens + (prefix + i) % kPageTokens;
+  __syncthreads();
+  for (int item = thread / 32; item < run.n_items; item += kWarps * kItems) {
+    if (item >= kWarps) run.load(item, values);
+    run.store(item, values);
   }
+  if (p.tail_scales) run.copy_scales();
 }
 
 // The largest power of two up to 16 that divides them all.
@@ -183,8 +216,7 @@ CommitTask make_task(const KvCommitParams& p) {
              .plane_stride = p.tail_layer_stride * element,
              .to_plane_stride = int64_t{p.n_pages} * kPageTokens * row_bytes,
              .to_row_stride = row_bytes,
-             .n_planes = p.n_layers,
-             .n_stripes = stripes_of(row_bytes)};
+             .n_planes = p.n_layers};
   if (p.features)
     task.features = {.rows = reinterpret_cast<const char*>(p.features),
                      .to = reinterpret_cast<char*>(p.features_out),
@@ -192,8 +224,7 @@ CommitTask make_task(const KvCommitParams& p) {
                      .plane_stride = p.feature_stride * 4,
                      .to_plane_stride = feature_bytes,
                      .to_row_stride = p.n_features * feature_bytes,
-                     .n_planes = p.n_features,
-                     .n_stripes = stripes_of(feature_bytes)};
+                     .n_planes = p.n_features};
   return task;
 }
 
@@ -220,17 +251,19 @@ int width_of(const CommitTask& task) {
 
 void kv_commit(const KvCommitParams& p, Stream stream) {
   CommitTask task = make_task(p);
+  const int width = width_of(task);
+  for (Source* source : {&task.kv, &task.features})
+    source->n_stripes = static_cast<int>((source->row_bytes / width + kStripe - 1) / kStripe);
   const int units =
       task.kv.n_planes * task.kv.n_stripes + task.features.n_planes * task.features.n_stripes;
   if (units == 0 || p.rows.n_requests == 0 || p.max_accepted == 0) return;
   const int chunks = (p.max_accepted + kRows - 1) / kRows;
-  const int64_t ctas = int64_t{units} * chunks * p.rows.n_requests;
-  task.units_per_cta =
-      static_cast<int>(std::clamp<int64_t>((ctas + kUsualCtas - 1) / kUsualCtas, 1, units));
+  const int runs = std::clamp(kUsualCtas / (chunks * p.rows.n_requests), 1, units);
+  task.units_per_cta = (units + runs - 1) / runs;
   const LaunchShape shape = {.grid = dim3((units + task.units_per_cta - 1) / task.units_per_cta,
                                           chunks, p.rows.n_requests),
                              .block = dim3(kThreads)};
-  switch (width_of(task)) {
+  switch (width) {
     case 16:
       return launch(kv_commit_kernel<16>, shape, stream, task);
     case 8:
