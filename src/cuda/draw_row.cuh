@@ -45,23 +45,26 @@ struct DrawShared {
   float least_logit;
 };
 
+constexpr int kEarlyPieces = 5;
+using EarlyPieces = device::PieceWords<float>[kEarlyPieces];
+
 class DrawRow {
  public:
-  // shared_bytes: kListBytes, then n_staged pieces of every thread.
-  __device__ DrawRow(const float* logits, int vocab, const SamplingParams& sampling, int position,
-                     int n_staged, DrawShared& shared, char* shared_bytes)
+  // list[kDrawList]: shared memory, `row`'s too.
+  __device__ DrawRow(device::ClusterRow& row, int vocab, const SamplingParams& sampling,
+                     int position, DrawShared& shared, uint64_t* list)
       : sampling_(sampling),
         position_(position),
         vocab_(vocab),
         s_(shared),
-        list_(reinterpret_cast<uint64_t*>(shared_bytes)),
+        list_(list),
         inverse_t_(fminf(1.0f / sampling.temperature, FLT_MAX)),
-        row_(logits, vocab, n_staged, reinterpret_cast<Piece*>(shared_bytes + kListBytes),
-             shared.row, list_, kDrawList) {}
+        row_(row) {}
 
-  // The token, in thread 0 of the first CTA; -1 as in the contract.
-  __device__ int draw() {
-    if (sampling_.temperature == 0.0f) return greedy();
+  // The token, in thread 0 of the first CTA; -1 as in the contract. early: what row.load gave.
+  __device__ int draw(const EarlyPieces& early) {
+    if (sampling_.temperature == 0.0f) return greedy(early);
+    row_.stage(early);
     const bool limited = sampling_.top_k > 0 && sampling_.top_k < vocab_;
     const int k = limited ? min(sampling_.top_k, kUsualTopK) : kUsualTopK;
     const bool filtered = limited || sampling_.top_p < 1.0f;
@@ -75,11 +78,12 @@ class DrawRow {
   }
 
  private:
-  __device__ int greedy() {
+  __device__ int greedy(const EarlyPieces& early) {
+    row_.sync();  // every CTA runs: its shared memory may be written
     float best = -INFINITY;
     int id = -1;
     bool bad = false;
-    row_.for_each([&](const Piece& piece, int first) {
+    row_.for_each_loaded(early, [&](const Piece& piece, int first) {
       const float most = device::largest_or_nan(piece);
       bad |= !(most < INFINITY);
       if (!(most > best)) return;
@@ -90,7 +94,6 @@ class DrawRow {
     Choice choice;
     if (best > -INFINITY) choice = {~device::ascending_key(best), id};
     if (bad) choice = {0, -1};
-    row_.sync();  // every CTA runs: its shared memory may be written
     return best_of_cluster(choice);
   }
 
@@ -293,7 +296,9 @@ class DrawRow {
   __device__ void share_last() {
     if (row_.is_first_cta()) {
       __syncthreads();
-      if (threadIdx.x < 32) row_.store_to_all(&s_.last, s_.last);
+      const uint64_t last = s_.last;
+      __syncwarp();  // it is stored here too
+      if (threadIdx.x < 32) row_.store_to_all(&s_.last, last);
     }
     row_.sync();
   }
@@ -408,7 +413,7 @@ class DrawRow {
   DrawShared& s_;
   uint64_t* const list_;
   const float inverse_t_;
-  device::ClusterRow row_;
+  device::ClusterRow& row_;
   float peak_ = 0.0f;
   float least_logit_ = -INFINITY;  // kept: logits above it, and those equal to it up to last_id_
   int last_id_ = INT32_MAX;

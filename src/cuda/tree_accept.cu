@@ -14,6 +14,7 @@ constexpr int kWalkThreads = 128;
 constexpr int kStagedNodes = 1025;  // the largest tree
 constexpr int kStepsAtOnce = 8;     // of the walk, before it looks whether it is over
 constexpr int kMaxStaged = 4;       // pieces of a thread: two CTAs fit, and one of any device
+static_assert(kMaxStaged <= kEarlyPieces);
 
 // The request that owns `row`, -1 if none. All threads of the CTA call it.
 __device__ int owner_of(const TreeAcceptParams& p, int row) {
@@ -35,11 +36,17 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   extern __shared__ __align__(16) char bytes[];
   __shared__ DrawShared shared;
   const int row = blockIdx.x / cluster;
+  auto* list = reinterpret_cast<uint64_t*>(bytes);
+  device::ClusterRow logits(p.logits + int64_t{row} * p.vocab, p.vocab, n_staged,
+                            reinterpret_cast<Piece*>(bytes + kListBytes), shared.row, list,
+                            kDrawList);
+  // On their way while it is found out whose row it is. A greedy choice wants no more.
+  EarlyPieces early;
+  logits.load(early);
   const int request = owner_of(p, row);
   if (request < 0) return;
-  DrawRow draw(p.logits + int64_t{row} * p.vocab, p.vocab, p.sampling[request],
-               p.positions[row] + 1, n_staged, shared, bytes);
-  const int target = draw.draw();
+  DrawRow draw(logits, p.vocab, p.sampling[request], p.positions[row] + 1, shared, list);
+  const int target = draw.draw(early);
   if (blockIdx.x % cluster == 0 && threadIdx.x == 0) targets[row] = target;
 }
 

@@ -36,7 +36,20 @@ class ClusterRow {
         lane_(static_cast<int>(threadIdx.x) % 32),
         row_(logits, vocab, warp_, n_ctas_, n_staged, staged) {
     if (threadIdx.x == 0) s_.n_listed = 0;
-    row_.stage();
+  }
+
+  // As StagedRow's. stage() comes before the first for_each or find_maximum.
+  template <int kLoaded>
+  __device__ void load(PieceWords<float> (&pieces)[kLoaded]) const {
+    row_.load(pieces);
+  }
+  template <int kLoaded>
+  __device__ void stage(const PieceWords<float> (&pieces)[kLoaded]) const {
+    row_.stage(pieces);
+  }
+  template <int kLoaded, typename Fn>
+  __device__ void for_each_loaded(const PieceWords<float> (&pieces)[kLoaded], const Fn& fn) const {
+    row_.for_each_loaded(pieces, fn);
   }
 
   __device__ bool is_first_cta() const { return rank_ == 0; }

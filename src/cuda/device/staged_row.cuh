@@ -2,7 +2,6 @@
 // is kept in shared memory.
 #pragma once
 
-#include "cuda/device/copy.cuh"
 #include "cuda/device/logits.cuh"
 
 namespace kdt::cuda::device {
@@ -36,22 +35,30 @@ class StagedRow {
         aligned_(reinterpret_cast<uintptr_t>(row) % 16 == 0),
         staged_(staged + threadIdx.x) {}
 
-  // Before the first for_each. A thread reads what it staged itself: no barrier is needed.
-  __device__ void stage() const {
+  // The first pieces, on their way to registers.
+  template <int kLoaded>
+  __device__ __forceinline__ void load(PieceWords<T> (&pieces)[kLoaded]) const {
+    load_pieces(row_, vocab_, first_, stride_, pieces);
+  }
+  // Keeps n_staged of them, before the first for_each. A thread reads what it staged itself: no
+  // barrier is needed.
+  template <int kLoaded>
+  __device__ __forceinline__ void stage(const PieceWords<T> (&pieces)[kLoaded]) const {
+#pragma unroll
+    for (int j = 0; j < kLoaded; ++j)
+      if (j < n_staged_) staged_[j * kRowThreads] = pieces[j].piece();
+  }
+  // for_each without staging.
+  template <int kLoaded, typename Fn>
+  __device__ __forceinline__ void for_each_loaded(const PieceWords<T> (&pieces)[kLoaded],
+                                                  const Fn& fn) const {
+#pragma unroll
+    for (int j = 0; j < kLoaded; ++j) fn(pieces[j].piece(), first_ + j * stride_);
 #pragma unroll 1
-    for (int j = 0; j < n_staged_; ++j) {
+    for (int j = kLoaded; j < n_pieces_; ++j) {
       const int first = first_ + j * stride_;
-      Piece<T>& to = staged_[j * kRowThreads];
-      if (aligned_ && first + kPiece <= vocab_) {
-        const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(&to));
-        for (size_t i = 0; i < sizeof(Piece<T>); i += 16)
-          copy_async16(at + i, reinterpret_cast<const char*>(row_ + first) + i, true);
-      } else {
-        to = load_piece(row_, vocab_, first, false);
-      }
+      fn(load_piece(row_, vocab_, first, aligned_), first);
     }
-    commit_copies();
-    wait_for_copies<0>();
   }
 
   // fn(piece, its first id) for this lane's pieces. Logits past the vocabulary are -inf.
