@@ -25,9 +25,12 @@ struct Partials {
 // schedule makes of the longest requests, and no more than it makes on n_ctas.
 inline size_t partial_rows(const VerifyAttentionParams& p, int n_ctas, int largest_tile) {
   const auto n_requests = static_cast<size_t>(p.rows.n_requests);
-  if (p.batch_invariant) return n_requests * device::kInvariantRows;
+  const size_t n_queries = static_cast<size_t>(p.rows.n_rows) * p.n_heads;
   const size_t n_keys = static_cast<size_t>(p.rows.max_blocks) * kPageTokens + p.rows.n_rows;
-  const size_t n_tiles = static_cast<size_t>(p.rows.n_rows) * p.n_heads / 32 + 1;
+  if (p.batch_invariant)
+    return std::min(n_requests * device::kInvariantParts * 64,
+                    (n_keys / device::kInvariantKeys + 1) * (n_queries + n_requests * 64));
+  const size_t n_tiles = n_queries / 32 + 1;
   const size_t n_pieces = n_keys / device::kShortestKeys + 4;
   return std::min<size_t>(device::kSlotsPerCta * n_ctas, 2 * n_requests * n_tiles * n_pieces) *
          largest_tile;

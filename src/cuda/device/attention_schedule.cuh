@@ -29,9 +29,11 @@ struct ScheduleParams {
 inline constexpr int kMaxScheduled = 512;
 
 // Row tiles that the workspace must have room for: at most 2 segments of each of 2 n_ctas lanes are
-// parts of a split, and at most kInvariantRows rows of partial results a request otherwise.
+// parts of a split; with the batch-invariant cut the parts of a request are at most kInvariantParts
+// times 64 rows, as many as a large GPU has multiprocessors, and of kInvariantKeys keys or more.
 inline constexpr int kSlotsPerCta = 4;
-inline constexpr int kInvariantRows = 4096;
+inline constexpr int kInvariantParts = 132;
+inline constexpr int kInvariantKeys = 256;
 // Keys that are worth a CTA.
 inline constexpr int kShortestKeys = 128;
 
@@ -80,8 +82,6 @@ class Schedule {
  private:
   // What starting, ending and combining a segment costs, in key blocks.
   static constexpr int kOverhead = 128 / kKeyTile;
-  static constexpr int kInvariantPieces = kInvariantRows / 64;
-  static constexpr int kInvariantShortest = 256 / kKeyTile;
 
   __device__ static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -89,7 +89,7 @@ class Schedule {
   __device__ static int invariant_blocks(const ScheduleParams& p, int request) {
     const int rows64 = ceil_div(p.n_nodes[request] * p.n_heads, 64);
     const int blocks = n_blocks(p, request);
-    const int pieces = min(kInvariantPieces / rows64, ceil_div(blocks, kInvariantShortest));
+    const int pieces = min(kInvariantParts / rows64, ceil_div(blocks, kInvariantKeys / kKeyTile));
     return ceil_div(blocks, max(pieces, 1));
   }
 
