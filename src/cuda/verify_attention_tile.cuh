@@ -1,44 +1,52 @@
 // One segment of tree-verify attention on the matrix units of sm_80 and up: kRows consecutive
 // (node, head) rows of a request against a run of 32-key blocks. 8 warps.
 //
-// A key block is in shared memory once, as [32, 576], and serves as K (all of it) and as V (its
-// first 512 columns). Per block:
+// A key block is in shared memory once (verify_attention_keys.cuh), for both products:
 //   scores   S = Q K^T, cut over the warps along the 576 dimensions in four (K is read once), the
 //            four partial sums meet in shared memory;
-//   softmax  online (Milakov and Gimelshein, arXiv 1805.02867), 4 keys of a row a thread;
+//   softmax  online (Milakov and Gimelshein, arXiv 1805.02867), 4 or 8 keys of a row a thread;
 //   values   O += P V, each warp its own 64 of the 512 columns, O in registers.
-// 16-byte chunk c of row r of a block lies at chunk c ^ (r % 8): 8 rows at one chunk, which is what
-// ldmatrix reads, are in 8 different sets of banks.
+// Two phases a block: first the softmax of block i and the scores of block i + 1, as one stream of
+// instructions in which each hides the other's latencies; then the values of block i.
+//
+// FP8 keys: queries become fp16 with a power of two a row; a key's scale goes with its score and
+// its weight, the power of two in it into the exponent, so that weights stay within fp16.
+//
 // The bits of a row depend on its keys' blocks only, not on kRows or kStages.
 #pragma once
 
-#include <cuda_fp8.h>
+#include <type_traits>
 
-#include "cuda/device/copy.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/pairs.cuh"
 #include "cuda/device/store.cuh"
 #include "cuda/device/tree_mask.cuh"
-#include "cuda/verify_attention_split.cuh"
+#include "cuda/verify_attention_keys.cuh"
 
 namespace kdt::cuda {
 
-inline constexpr int kTileThreads = 256;
-inline constexpr int kBlockKeys = 32;
-inline constexpr int kRowBytes = kWidth * 2;  // of a key or query in shared memory
-inline constexpr int kBlockBytes = kBlockKeys * kRowBytes;
-inline constexpr int kCodeRowBytes = kWidth + 16;  // FP8 codes, then their scale
+inline constexpr int kQueryBytes = kWidth * 2;  // of a row of queries in shared memory
 
-// Byte offsets in the CTA's dynamic shared memory. 32 rows keep their queries in registers.
+// What a thread block remembers while a segment takes all registers.
+struct alignas(16) TileState {
+  device::Segment segment;
+  device::Cursor cursor;
+};
+
+// Byte offsets in the CTA's dynamic shared memory. 16 and 32 rows keep their queries in registers.
 template <int kRows, int kStages, bool kF8>
 struct TileMemory {
   static constexpr int kBlocks = 0;
-  static constexpr int kCodes = kBlocks + (kF8 ? 1 : kStages) * kBlockBytes;
-  static constexpr int kQueries = kCodes + (kF8 ? kStages * kBlockKeys * kCodeRowBytes : 0);
-  static constexpr int kScores = kQueries + (kRows > 32 ? kRows * kRowBytes : 0);
+  static constexpr int kBlockBytes = KeyBlock<__half, kF8>::kBytes;
+  static constexpr int kQueries = kBlocks + kStages * kBlockBytes;
+  static constexpr int kScores = kQueries + (kRows > 32 ? kRows * kQueryBytes : 0);
   static constexpr int kWeights = kScores + 4 * kRows * kBlockKeys * 4;
   static constexpr int kDecay = kWeights + kRows * kBlockKeys * 2;
-  static constexpr int kKeyScales = kDecay + kRows * 4;
-  static constexpr int kSchedule = kKeyScales + kBlockKeys * 4;
+  static constexpr int kState = kDecay + kRows * 4;
+  static constexpr int kQueryUnits = kState + static_cast<int>(sizeof(TileState));
+  // Of FP8 keys: scales as copied, of each stage, and split, of two blocks.
+  static constexpr int kKeyScales = kQueryUnits + (kF8 ? kRows * 4 : 0);
+  static constexpr int kKeyFactors = kKeyScales + (kF8 ? kStages * kBlockKeys * 4 : 0);
+  static constexpr int kSchedule = kKeyFactors + (kF8 ? 2 * 4 * kBlockKeys * 4 : 0);
   static constexpr int kBytes =
       kSchedule + static_cast<int>(sizeof(device::Schedule<kRows, kBlockKeys>));
 };
@@ -46,116 +54,133 @@ struct TileMemory {
 template <typename T, int kRows, int kStages, bool kF8>
 class SegmentRun {
   using Memory = TileMemory<kRows, kStages, kF8>;
-  static constexpr bool kQueriesInRegisters = kRows == 32;
-  static constexpr int kRowWarps = kRows / 32;       // warps side by side along the rows of S
-  static constexpr int kKeyWarps = 2 / kRowWarps;    // and along its keys
-  static constexpr int kScoreTiles = 4 / kKeyWarps;  // of 8 keys, in a warp's part of S
-  static constexpr int kSteps = kWidth / 16 / 4;     // of 16 dimensions, in a warp's part of them
+  using Keys = KeyBlock<T, kF8>;
+  static constexpr bool kQueriesInRegisters = kRows <= 32;
+  static constexpr int kRowWarps = kRows > 32 ? kRows / 32 : 1;   // along the rows of S
+  static constexpr int kWarpTiles = kRows / 16 / kRowWarps;       // of 16 rows, in a warp's part
+  static constexpr int kKeyWarps = 2 / kRowWarps;                 // and along its keys
+  static constexpr int kScoreTiles = kBlockKeys / 8 / kKeyWarps;  // of 8 keys, in a warp's part
   static constexpr int kRowTiles = kRows / 16;
-  static constexpr int kRowThreads = kTileThreads / kRows;  // threads that share a row in softmax
-  static constexpr int kQuads = kRows / 32;                 // times 4 keys each
-  // Key blocks that are under way while one is used. FP8 codes leave their stage before that.
-  static constexpr int kAhead = kF8 ? kStages : kStages - 1;
+  static constexpr int kRowThreads = kRows > 32 ? 4 : 8;  // that share a row in softmax
+  static constexpr int kRun = 4;                          // keys side by side in a thread
+  static constexpr int kRuns = kBlockKeys / kRowThreads / kRun;
+  // A row's reference moves when a score is this much above it, in log2.
+  static constexpr float kSlack = 8.0f;
+  // Queries pass through the last stages on their way to registers.
+  static constexpr int kStaging =
+      (kRows * kQueryBytes + Memory::kBlockBytes - 1) / Memory::kBlockBytes;
+  static constexpr int kEarly = kStages - (kQueriesInRegisters ? kStaging : 1);
+  static_assert(kEarly >= 1);
+
+  using Scores = float[kWarpTiles][kScoreTiles][4];  // C fragments of this warp's part of S
+  using Fragments = typename Keys::template ScoreFragments<kScoreTiles>;
+  struct alignas(kRun * 4) Run {
+    float x[kRun];
+  };
+  struct alignas(kRun * 2) Packed {
+    uint32_t x[kRun / 2];
+  };
 
  public:
   __device__ SegmentRun(const VerifyAttentionParams& p, char* shared,
                         const device::Segment& segment)
-      : p_(p), shared_(shared), segment_(segment) {
-    const int request = segment.request;
-    prefix_ = p.rows.prefix_len[request];
-    n_nodes_ = p.rows.n_nodes[request];
-    first_row_ = p.rows.row_offset[request];
-    first_query_ = static_cast<int64_t>(first_row_) * p.n_heads + segment.tile * kRows;
-    n_rows_ = min(n_nodes_ * p.n_heads - segment.tile * kRows, kRows);
-    node_ = (segment.tile * kRows + softmax_row()) / p.n_heads;
-    page_ = page_of(segment.first_block);
+      : p_(p),
+        shared_(shared),
+        request_(segment.request),
+        first_block_(segment.first_block),
+        end_block_(segment.end_block),
+        prefix_(p.rows.prefix_len[segment.request]),
+        n_nodes_(p.rows.n_nodes[segment.request]),
+        first_row_(p.rows.row_offset[segment.request]),
+        node_((segment.tile * kRows + softmax_row()) / p.n_heads),
+        page_(page_of(segment.first_block)) {
+    start(segment.tile);
   }
 
   __device__ void run(const Partials& partials) {
-    start_queries();
-    for (int i = 0; i < kAhead; ++i) fetch(segment_.first_block + i, i);
-    keep_queries();
-    for (int i = 0; i < segment_.end_block - segment_.first_block; ++i) {
-      const int block = segment_.first_block + i;
-      const bool masked = (block + 1) * kBlockKeys > prefix_;
-      device::wait_for_copies<kAhead - 1>();
-      __syncthreads();  // the block is here, and the last one is out of use
-      if (kF8) expand_codes(i % kStages);
-      fetch(block + kAhead, (i + kAhead) % kStages);
-      if (kF8) __syncthreads();
-      const char* keys = shared_ + Memory::kBlocks + (kF8 ? 0 : i % kStages * kBlockBytes);
-      score(keys);
-      __syncthreads();
-      soften(block, masked);
-      if (masked) clear_not_finite(const_cast<char*>(keys));
-      __syncthreads();
-      add_values(keys);
-    }
-    device::wait_for_copies<0>();
+    if constexpr (kStages > 2)
+      overlap_blocks();
+    else
+      take_blocks_in_turn();
     finish(partials);
   }
 
  private:
   __device__ static int warp() { return threadIdx.x / 32; }
   __device__ static int lane() { return threadIdx.x % 32; }
-  __device__ static int softmax_row() { return threadIdx.x / kRowThreads; }
-  // Copies: 8 threads a row of a block or of 32 queries.
-  __device__ static int copy_row() { return threadIdx.x / 8; }
-  __device__ static int copy_chunk() { return threadIdx.x % 8; }
-  // Of the chunk that this thread copies first; the others follow 8 chunks apart.
-  __device__ static int copy_offset() {
-    return copy_row() * kRowBytes + (copy_chunk() ^ (copy_row() % 8)) * 16;
+  // Of 16 rows, half of the threads do what the others do, and write nothing.
+  __device__ static int softmax_row() { return threadIdx.x / kRowThreads % kRows; }
+  __device__ static bool writes_row() { return kRows > 16 || threadIdx.x < kTileThreads / 2; }
+  __device__ char* stage(int i) const {
+    return shared_ + Memory::kBlocks + i * Memory::kBlockBytes;
+  }
+  __device__ float* floats(int offset) const { return reinterpret_cast<float*>(shared_ + offset); }
+  __device__ float* decay() const { return floats(Memory::kDecay); }
+  // Of the queries of a row and of the keys of a block, see narrow_queries and split_scales.
+  __device__ float* query_units() const { return floats(Memory::kQueryUnits); }
+  __device__ float* key_factors(int turn) const {
+    return floats(Memory::kKeyFactors) + turn * 4 * kBlockKeys;
+  }
+  __device__ TileState& state() const {
+    return *reinterpret_cast<TileState*>(shared_ + Memory::kState);
+  }
+  __device__ char* queries() const {
+    return kQueriesInRegisters ? stage(kEarly) : shared_ + Memory::kQueries;
+  }
+  __device__ static int query_offset(int row, int chunk) {
+    return row * kQueryBytes + (chunk ^ (row % 8)) * 16;
   }
   // Where score() leaves S: partial sums of the dimensions, keys in groups of 8 that rows permute
-  // so that neither its writes nor soften()'s reads meet in a bank.
+  // so that neither its writes nor gather()'s reads meet in a bank.
   __device__ float* scores(int part, int row, int key) const {
     const int permuted = key ^ ((row & 1) << 4 | (row & 2) << 2);
-    return reinterpret_cast<float*>(shared_ + Memory::kScores) + (part * kRows + row) * kBlockKeys +
-           permuted;
+    return floats(Memory::kScores) + (part * kRows + row) * kBlockKeys + permuted;
   }
   // Byte offset of keys 8 chunk .. 8 chunk + 7 of a row of P.
   __device__ static int weight_offset(int row, int chunk) {
     return row * kBlockKeys * 2 + (chunk ^ (row / 2 % 4)) * 16;
   }
-  __device__ float* decay() const { return reinterpret_cast<float*>(shared_ + Memory::kDecay); }
-  __device__ float* key_scales() const {
-    return reinterpret_cast<float*>(shared_ + Memory::kKeyScales);
+
+  // Rows of a tile.
+  __device__ int n_rows(int tile) const { return min(n_nodes_ * p_.n_heads - tile * kRows, kRows); }
+  // Its first row in the buffers.
+  __device__ int64_t first_query(int tile) const {
+    return static_cast<int64_t>(first_row_) * p_.n_heads + tile * kRows;
   }
 
-  __device__ void start_queries() {
-    constexpr int kStaging = kF8 ? Memory::kBlocks : Memory::kBlocks + (kStages - 1) * kBlockBytes;
-    const uint32_t to = device::shared_address(
-        shared_ + (kQueriesInRegisters ? kStaging : Memory::kQueries) + copy_offset());
-    const char* from = static_cast<const char*>(p_.q) + (first_query_ + copy_row()) * kRowBytes +
-                       copy_chunk() * 16;
+  // Queries and the first blocks.
+  __device__ void start(int tile) {
+    const int thread = threadIdx.x % 8;
 #pragma unroll
-    for (int part = 0; part < kRows / 32; ++part) {
-      const bool valid = copy_row() + part * 32 < n_rows_;
-      const char* row = valid ? from + part * 32 * kRowBytes : static_cast<const char*>(p_.q);
+    for (int part = 0; part < kRowWarps; ++part) {
+      const int row = part * 32 + static_cast<int>(threadIdx.x) / 8;
+      if (row >= kRows) break;
+      const bool valid = row < n_rows(tile);
+      const uint32_t to = device::shared_address(queries() + query_offset(row, thread));
+      const char* from = static_cast<const char*>(p_.q) +
+                         (valid ? (first_query(tile) + row) * kQueryBytes + thread * 16 : 0);
 #pragma unroll
-      for (int i = 0; i < 9; ++i)
-        device::copy_async16(to + part * 32 * kRowBytes + i * 128, row + i * 128, valid);
+      for (int i = 0; i < 9; ++i) device::copy_async16(to + i * 128, from + i * 128, valid);
     }
     device::commit_copies();
-  }
-
-  // The A fragment of rows `row` .. + 15 and 16-dimension step `step` of a [rows, 576] tile.
-  __device__ void load_rows(const char* tile, int row, int step, uint32_t (&a)[4]) const {
-    const int r = row + lane() % 16, chunk = 2 * step + lane() / 16;
-    device::load_matrices(device::shared_address(tile + r * kRowBytes + (chunk ^ (r % 8)) * 16), a);
-  }
-
-  __device__ void keep_queries() {
-    if constexpr (kQueriesInRegisters) {
-      constexpr int kStaging =
-          kF8 ? Memory::kBlocks : Memory::kBlocks + (kStages - 1) * kBlockBytes;
-      device::wait_for_copies<kAhead>();
+    for (int i = 0; i < kEarly; ++i) fetch(first_block_ + i, i);
+    if (kF8 || kQueriesInRegisters) {
+      device::wait_for_copies<kEarly>();
       __syncthreads();
+    }
+    unit_ = p_.scale * 1.44269504089f;
+    if constexpr (kF8) {
+      narrow_queries();
+      __syncthreads();
+      unit_ *= query_units()[softmax_row()];
+    }
+    if constexpr (kQueriesInRegisters) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          load_rows(shared_ + kStaging, i * 16, warp() % 4 * kSteps + step, queries_[i][step]);
+        for (int i = 0; i < kWarpTiles; ++i) load_queries(i * 16, step, kept_[i][step]);
+      __syncthreads();
+      for (int i = kEarly; i < kStages - 1; ++i) fetch(first_block_ + i, i);
     }
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -165,217 +190,304 @@ class SegmentRun {
         for (int k = 0; k < 4; ++k) out_[i][j][k] = 0.0f;
     max_ = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) sum_[i] = 0.0f;
+    for (int i = 0; i < kRuns; ++i) sum_[i] = 0.0f;
+  }
+
+  // bf16 queries become fp16 ones times a power of two, with which the largest of a row lies in
+  // [2^14, 2^15), in the order of ScoreFragments.
+  __device__ void narrow_queries() {
+    constexpr uint32_t kMagnitudes = 0x7fff7fffu;
+#pragma unroll 1
+    for (int part = 0; part < kRowWarps; ++part) {
+      const int row = part * 32 + static_cast<int>(threadIdx.x) / 8;
+      if (row >= kRows) break;  // whole warps
+      const auto at = [&](int chunk) {
+        return reinterpret_cast<uint4*>(queries() + query_offset(row, chunk));
+      };
+      uint32_t largest = 0;
+      for (int step = threadIdx.x % 8; step < kWidth / 16; step += 8) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint4 w = *at(2 * step + half);
+          largest = __vmaxu2(largest, __vmaxu2(w.x & kMagnitudes, w.y & kMagnitudes));
+          largest = __vmaxu2(largest, __vmaxu2(w.z & kMagnitudes, w.w & kMagnitudes));
+        }
+      }
+#pragma unroll
+      for (int i = 4; i > 0; i /= 2)
+        largest = __vmaxu2(largest, __shfl_xor_sync(0xffffffffu, largest, i));
+      const int exponent = max(max(largest >> 16, largest & 0xffffu) >> 7, 15u);
+      const float factor = __int_as_float((268 - exponent) << 23);
+      if (threadIdx.x % 8 == 0) query_units()[row] = __int_as_float((exponent - 14) << 23);
+      const auto narrow = [&](uint32_t pair) {
+        return device::pack<__half>(__uint_as_float(pair << 16) * factor,
+                                    __uint_as_float(pair & 0xffff0000u) * factor);
+      };
+      for (int step = threadIdx.x % 8; step < kWidth / 16; step += 8) {
+        const uint4 low = *at(2 * step), high = *at(2 * step + 1);
+        *at(2 * step) = {narrow(low.x), narrow(low.z), narrow(high.x), narrow(high.z)};
+        *at(2 * step + 1) = {narrow(low.y), narrow(low.w), narrow(high.y), narrow(high.w)};
+      }
+    }
+  }
+
+  // The A fragment of rows `row` .. + 15 and a step of this warp's quarter of the dimensions.
+  __device__ void load_queries(int row, int step, uint32_t (&a)[4]) const {
+    const int bytes = query_offset(row + lane() % 16, warp() % 4 * 2 + lane() / 16);
+    device::load_matrices(device::shared_address(queries() + bytes) + step * 128, a);
+  }
+
+  // Softmax of a block together with the scores of the next one.
+  __device__ void overlap_blocks() {
+    Scores s;
+    Fragments k;
+    device::wait_for_copies<kStages - 2>();
+    __syncthreads();
+    score<0, kSteps>(stage(0), k, s);
+    keep_scores(s);
+    if (kF8) split_scales(0, first_block_ % 2);
+    int now = 0;  // stage of the block
+    for (int block = first_block_; block < end_block_; ++block) {
+      const bool masked = (block + 1) * kBlockKeys > prefix_;
+      const int next = now + 1 == kStages ? 0 : now + 1, turn = block % 2;
+      const uint32_t visible = masked ? visible_keys(block) : 0xffffffffu;
+      device::wait_for_copies<kStages - 3>();
+      __syncthreads();  // the next block and this one's scores are here, the last one is out of use
+      // Behind the last block the next scores are those of an old one, and not used.
+      Run own[kRuns];
+      gather(turn, visible, own);
+      score<0, 3>(stage(next), k, s);
+      fetch(block + kStages - 1, now == 0 ? kStages - 1 : now - 1);
+      const float shrink = raise(own);
+      score<3, 3>(stage(next), k, s);
+      weigh(turn, shrink, own);
+      score<6, kSteps - 6>(stage(next), k, s);
+      if (kF8) split_scales(next, turn ^ 1);
+      if (masked) Keys::clear_not_finite(stage(now));
+      const bool shrinks = __syncthreads_or(shrink != 1.0f);  // weights are here, scores out of use
+      add_values(stage(now), shrinks, [&] { keep_scores(s); });
+      now = next;
+    }
+    device::wait_for_copies<0>();
+  }
+
+  // For want of shared memory: a block from its scores to its values while the next one comes.
+  __device__ void take_blocks_in_turn() {
+    Scores s;
+    Fragments k;
+    int now = 0;
+    for (int block = first_block_; block < end_block_; ++block) {
+      const bool masked = (block + 1) * kBlockKeys > prefix_;
+      const uint32_t visible = masked ? visible_keys(block) : 0xffffffffu;
+      device::wait_for_copies<0>();
+      __syncthreads();  // the block is here, the last one is out of use
+      fetch(block + 1, now ^ 1);
+      score<0, kSteps>(stage(now), k, s);
+      keep_scores(s);
+      __syncthreads();
+      Run own[kRuns];
+      gather(0, visible, own);
+      const float shrink = raise(own);
+      weigh(0, shrink, own);
+      if (masked) Keys::clear_not_finite(stage(now));
+      add_values(stage(now), __syncthreads_or(shrink != 1.0f), [] {});
+      now ^= 1;
+    }
   }
 
   // The page of a block; a block lies in one page.
   __device__ int page_of(int block) const {
     const int key = block * kBlockKeys;
     if (key >= prefix_) return 0;
-    return p_.rows.block_table[static_cast<int64_t>(segment_.request) * p_.rows.max_blocks +
-                               key / kPageTokens];
+    return p_.rows
+        .block_table[static_cast<int64_t>(request_) * p_.rows.max_blocks + key / kPageTokens];
   }
 
-  // Starts copying a block, if the segment has it; the page of the next one is read meanwhile.
-  __device__ void fetch(int block, int stage) {
-    if (block < segment_.end_block) {
-      constexpr int kSourceBytes = kF8 ? kWidth : kRowBytes;
-      const int key = block * kBlockKeys + copy_row();
-      const bool cached = key < prefix_, valid = key < prefix_ + n_nodes_;
-      const int64_t row = cached  ? static_cast<int64_t>(page_) * kPageTokens + key % kPageTokens
-                          : valid ? static_cast<int64_t>(first_row_) + key - prefix_
-                                  : 0;
-      const char* from = static_cast<const char*>(cached ? p_.kv_pages : p_.tail) +
-                         row * kSourceBytes + copy_chunk() * 16;
-      if constexpr (kF8) {
-        const uint32_t to = device::shared_address(
-            shared_ + Memory::kCodes + (stage * kBlockKeys + copy_row()) * kCodeRowBytes);
-#pragma unroll
-        for (int i = 0; i < 5; ++i)
-          if (copy_chunk() + 8 * i < kWidth / 16)
-            device::copy_async16(to + copy_chunk() * 16 + i * 128, from + i * 128, valid);
-        if (copy_chunk() == 0)
-          device::copy_async4(to + kWidth, (cached ? p_.page_scales : p_.tail_scales) + row, valid);
-      } else {
-        const uint32_t to =
-            device::shared_address(shared_ + Memory::kBlocks + stage * kBlockBytes + copy_offset());
-#pragma unroll
-        for (int i = 0; i < 9; ++i) device::copy_async16(to + i * 128, from + i * 128, valid);
+  // Starts copying a block, if the segment has it; the page of the next one is read meanwhile. Rows
+  // behind the last key keep what they hold: nobody sees them.
+  __device__ void fetch(int block, int to) {
+    if (block < end_block_) {
+      const int key = block * kBlockKeys + Keys::copy_row();
+      const bool cached = key < prefix_;
+      if (key < prefix_ + n_nodes_) {
+        const int64_t row = cached ? static_cast<int64_t>(page_) * kPageTokens + key % kPageTokens
+                                   : static_cast<int64_t>(first_row_) + (key - prefix_);
+        const void* rows = cached ? p_.kv_pages : p_.tail;
+        Keys::copy(stage(to), static_cast<const char*>(rows) + row * Keys::kSourceBytes);
+        if (kF8 && threadIdx.x % 8 == 0)
+          device::copy_async4(device::shared_address(floats(Memory::kKeyScales) + to * kBlockKeys +
+                                                     Keys::copy_row()),
+                              (cached ? p_.page_scales : p_.tail_scales) + row, true);
       }
       page_ = page_of(block + 1);
     }
     device::commit_copies();
   }
 
-  // FP8 codes as 16-bit numbers, exactly. A thread expands the chunks that it copied itself.
-  __device__ void expand_codes(int stage) {
-    const char* row = shared_ + Memory::kCodes + (stage * kBlockKeys + copy_row()) * kCodeRowBytes;
-    char* to = shared_ + Memory::kBlocks + copy_row() * kRowBytes;
-#pragma unroll
-    for (int i = 0; i < 5; ++i) {
-      const int chunk = copy_chunk() + 8 * i;
-      if (chunk >= kWidth / 16) break;
-      const uint4 codes = *reinterpret_cast<const uint4*>(row + chunk * 16);
-      const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-      uint32_t wide[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const auto pair = static_cast<__nv_fp8x2_storage_t>(words[j / 2] >> (j % 2 * 16));
-        const __half2 halves = __nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3);
-        const float2 values = __half22float2(halves);
-        wide[j] = device::pack<T>(values.x, values.y);
-      }
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-        *reinterpret_cast<uint4*>(to + ((2 * chunk + j) ^ (copy_row() % 8)) * 16) = {
-            wide[4 * j], wide[4 * j + 1], wide[4 * j + 2], wide[4 * j + 3]};
-    }
-    if (copy_chunk() == 0) key_scales()[copy_row()] = *reinterpret_cast<const float*>(row + kWidth);
+  // A key's scale is f 2^e. Left for gather() and weigh(): the scale, e, f and 2^-e.
+  __device__ void split_scales(int from, int turn) {
+    if (warp() > 0) return;
+    const int key = lane();
+    const float scale = floats(Memory::kKeyScales)[from * kBlockKeys + key];
+    const int field = min(max(__float_as_int(scale) >> 23 & 0xff, 67), 253);
+    const float inverse = __int_as_float((254 - field) << 23);
+    float* factors = key_factors(turn) + key;
+    factors[0] = scale;
+    factors[kBlockKeys] = static_cast<float>(field - 127);
+    factors[2 * kBlockKeys] = scale * inverse;
+    factors[3 * kBlockKeys] = inverse;
   }
 
-  __device__ void score(const char* keys) {
+  // Adds kCount steps of this warp's quarter of the dimensions to S.
+  template <int kFirst, int kCount>
+  __device__ void score(const char* keys, Fragments& k, Scores& s) {
     const int part = warp() % 4, row = warp() / 4 % kRowWarps * 32;
-    const int first_key = kRowWarps == 1 ? warp() / 4 * 16 : 0;
-    float s[2][kScoreTiles][4] = {};
+    const int first_key = kRowWarps == 1 ? warp() / 4 * (kBlockKeys / 2) : 0;
+    if constexpr (kFirst == 0) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int dimensions = part * kSteps + step;
-      uint32_t a[2][4];
+      for (int i = 0; i < kWarpTiles; ++i)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if constexpr (kQueriesInRegisters) {
+        for (int j = 0; j < kScoreTiles; ++j)
 #pragma unroll
-          for (int k = 0; k < 4; ++k) a[i][k] = queries_[i][step][k];
-        } else {
-          load_rows(shared_ + Memory::kQueries, row + i * 16, dimensions, a[i]);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kScoreTiles; j += 2) {  // 16 keys
-        const int key = first_key + j * 8 + lane() % 8 + lane() / 16 * 8;
-        const int chunk = 2 * dimensions + lane() / 8 % 2;
-        uint32_t b[4];
-        device::load_matrices(
-            device::shared_address(keys + key * kRowBytes + (chunk ^ (key % 8)) * 16), b);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          device::multiply_add<T>(s[i][j], a[i], b[0], b[1]);
-          device::multiply_add<T>(s[i][j + 1], a[i], b[2], b[3]);
-        }
-      }
+          for (int c = 0; c < 4; ++c) s[i][j][c] = 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int step = kFirst; step < kFirst + kCount; ++step) {
+      uint32_t a[kWarpTiles][4];
+#pragma unroll
+      for (int i = 0; i < kWarpTiles; ++i) {
+        if constexpr (kQueriesInRegisters) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) a[i][c] = kept_[i][step][c];
+        } else {
+          load_queries(row + i * 16, step, a[i]);
+        }
+      }
+      k.load(keys, first_key, part, step);
 #pragma unroll
       for (int j = 0; j < kScoreTiles; ++j)
 #pragma unroll
-        for (int k = 0; k < 2; ++k)
-          *reinterpret_cast<float2*>(scores(part, row + i * 16 + lane() / 4 + 8 * k,
+        for (int i = 0; i < kWarpTiles; ++i)
+          device::multiply_add<T>(s[i][j], a[i], k.b[j][0], k.b[j][1]);
+    }
+  }
+
+  __device__ void keep_scores(const Scores& s) {
+    const int part = warp() % 4, row = warp() / 4 % kRowWarps * 32;
+    const int first_key = kRowWarps == 1 ? warp() / 4 * (kBlockKeys / 2) : 0;
+#pragma unroll
+    for (int i = 0; i < kWarpTiles; ++i)
+#pragma unroll
+      for (int j = 0; j < kScoreTiles; ++j)
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          *reinterpret_cast<float2*>(scores(part, row + i * 16 + lane() / 4 + 8 * c,
                                             first_key + j * 8 + lane() % 4 * 2)) = {
-              s[i][j][2 * k], s[i][j][2 * k + 1]};
+              s[i][j][2 * c], s[i][j][2 * c + 1]};
   }
 
-  // Keys key .. key + 3 of this thread's row, in units of log2.
-  __device__ float4 scaled_scores(int key) const {
-    float4 s = *reinterpret_cast<const float4*>(scores(0, softmax_row(), key));
-#pragma unroll
-    for (int part = 1; part < 4; ++part) {
-      const float4 more = *reinterpret_cast<const float4*>(scores(part, softmax_row(), key));
-      s.x += more.x;
-      s.y += more.y;
-      s.z += more.z;
-      s.w += more.w;
-    }
-    float4 scale = {1.0f, 1.0f, 1.0f, 1.0f};
-    if constexpr (kF8) scale = *reinterpret_cast<const float4*>(key_scales() + key);
-    const float unit = p_.scale * 1.44269504089f;
-    return {s.x * (unit * scale.x), s.y * (unit * scale.y), s.z * (unit * scale.z),
-            s.w * (unit * scale.w)};
+  __device__ static Run run_at(const float* from) {
+    return *reinterpret_cast<const Run*>(from);
   }
 
-  // Scores become weights; the row's largest score and sum move on.
-  __device__ void soften(int block, bool masked) {
-    const int row = softmax_row(), first = threadIdx.x % kRowThreads * 4;
-    uint32_t visible = 0xffffffffu;
-    if (masked && row < n_rows_) {
-      const uint64_t* words =
-          p_.ancestors ? p_.ancestors + (static_cast<int64_t>(first_row_) + node_) * p_.n_words
-                       : nullptr;
-      visible = device::visible_keys(words, node_, n_nodes_, prefix_, block * kBlockKeys);
-    }
-    float s[kQuads][4];
-    float largest = max_;
+  // The keys of a block that this thread's row sees.
+  __device__ uint32_t visible_keys(int block) const {
+    if (node_ >= n_nodes_) return 0xffffffffu;
+    const uint64_t* words =
+        p_.ancestors ? p_.ancestors + (static_cast<int64_t>(first_row_) + node_) * p_.n_words
+                     : nullptr;
+    return device::visible_keys(words, node_, n_nodes_, prefix_, block * kBlockKeys);
+  }
+
+  // Softmax of this thread's keys of a block, in three parts: scores, in units of log2; the row's
+  // largest one so far; weights and the row's sum. `turn`: of the key factors.
+  __device__ void gather(int turn, uint32_t visible, Run (&s)[kRuns]) {
+    const int row = softmax_row(), first = threadIdx.x % kRowThreads * kRun;
+    const float* factors = key_factors(turn);
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      const int key = first + 16 * i;
-      const float4 quad = scaled_scores(key);
-      const float values[4] = {quad.x, quad.y, quad.z, quad.w};
+    for (int i = 0; i < kRuns; ++i) {
+      const int key = first + kRun * kRowThreads * i;
+      s[i] = run_at(scores(0, row, key));
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        s[i][k] = visible >> (key + k) & 1 ? values[k] : -INFINITY;
-        largest = fmaxf(largest, s[i][k]);
+      for (int part = 1; part < 4; ++part) {
+        const Run more = run_at(scores(part, row, key));
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) s[i].x[k] += more.x[k];
+      }
+      Run scale, exponent;
+      if constexpr (kF8) {
+        scale = run_at(factors + key);
+        exponent = run_at(factors + kBlockKeys + key);
+      }
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) {
+        s[i].x[k] = kF8 ? s[i].x[k] * (unit_ * scale.x[k]) + exponent.x[k] : s[i].x[k] * unit_;
+        if (!(visible >> (key + k) & 1)) s[i].x[k] = -INFINITY;
       }
     }
+  }
+
+  // Returns by what the row's sum and values shrink, which is seldom not 1.
+  __device__ float raise(const Run (&s)[kRuns]) {
+    float largest = max_;
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i)
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) largest = fmaxf(largest, s[i].x[k]);
 #pragma unroll
     for (int step = kRowThreads / 2; step > 0; step /= 2)
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    const float shift = largest == -INFINITY ? 0.0f : largest;  // -inf - -inf would be NaN
-    const float shrink = exp2f(max_ - shift);
-    max_ = largest;
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      const int key = first + 16 * i;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) s[i][k] = exp2f(s[i][k] - shift);
-      sum_[i] = sum_[i] * shrink + ((s[i][0] + s[i][1]) + (s[i][2] + s[i][3]));
-      if constexpr (kF8) {  // a key that is not seen stays out even with a scale of NaN
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-          if (s[i][k] != 0.0f) s[i][k] *= key_scales()[key + k];
-      }
-      *reinterpret_cast<uint2*>(shared_ + Memory::kWeights + weight_offset(row, key / 8) +
-                                key % 8 * 2) = {device::pack<T>(s[i][0], s[i][1]),
-                                                device::pack<T>(s[i][2], s[i][3])};
-    }
-    if (threadIdx.x % kRowThreads == 0) decay()[row] = shrink;
+    const bool rises = largest > max_ + kSlack;
+    const float shrink = rises ? device::exp2_estimate(max_ - largest) : 1.0f;
+    if (rises) max_ = largest;
+    return shrink;
   }
 
-  // A weight of zero does not cancel a NaN or infinite value: rows that see such a key are NaN by
-  // its score already, and the others must not become so.
-  __device__ void clear_not_finite(char* keys) const {
-    constexpr uint32_t kExponents = std::is_same_v<T, __half> ? 0x7c007c00u : 0x7f807f80u;
+  __device__ void weigh(int turn, float shrink, const Run (&s)[kRuns]) {
+    const int row = softmax_row(), first = threadIdx.x % kRowThreads * kRun;
+    const float* factors = key_factors(turn);
+    const float shift = max_ == -INFINITY ? 0.0f : max_;
 #pragma unroll
-    for (int i = 0; i < kLatent / 64; ++i) {
-      auto* chunk = reinterpret_cast<uint4*>(keys + copy_offset() + i * 128);
-      uint4 words = *chunk;
-      const auto not_finite = [&](uint32_t x) {
-        return ((x & kExponents) >> 16 == kExponents >> 16 ? 0xffff0000u : 0u) |
-               ((x & kExponents & 0xffffu) == (kExponents & 0xffffu) ? 0xffffu : 0u);
-      };
-      const uint4 bad = {not_finite(words.x), not_finite(words.y), not_finite(words.z),
-                         not_finite(words.w)};
-      if (!(bad.x | bad.y | bad.z | bad.w)) continue;
-      *chunk = {words.x & ~bad.x, words.y & ~bad.y, words.z & ~bad.z, words.w & ~bad.w};
+    for (int i = 0; i < kRuns; ++i) {
+      const int key = first + kRun * kRowThreads * i;
+      Run weights;
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) weights.x[k] = device::exp2_estimate(s[i].x[k] - shift);
+      Run addends = weights;
+      if constexpr (kF8) {
+        const Run fraction = run_at(factors + 2 * kBlockKeys + key);
+        const Run inverse = run_at(factors + 3 * kBlockKeys + key);
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) {
+          addends.x[k] *= inverse.x[k];
+          // A key that is not seen stays out even with a scale of NaN.
+          if (weights.x[k] != 0.0f) weights.x[k] *= fraction.x[k];
+        }
+      }
+      sum_[i] = sum_[i] * shrink + ((addends.x[0] + addends.x[1]) + (addends.x[2] + addends.x[3]));
+      Packed packed;
+#pragma unroll
+      for (int k = 0; k < kRun; k += 2)
+        packed.x[k / 2] = device::pack<T>(weights.x[k], weights.x[k + 1]);
+      if (writes_row())
+        *reinterpret_cast<Packed*>(shared_ + Memory::kWeights + weight_offset(row, key / 8) +
+                                   key % 8 * 2) = packed;
     }
+    if (writes_row() && threadIdx.x % kRowThreads == 0) decay()[row] = shrink;
   }
 
-  __device__ void add_values(const char* keys) {
-    float shrink[kRowTiles][2];
-    bool changed = false;
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        shrink[i][k] = decay()[i * 16 + lane() / 4 + 8 * k];
-        changed |= shrink[i][k] != 1.0f;
-      }
-    if (__any_sync(0xffffffffu, changed)) {
+  // `between` runs while the first products are under way.
+  template <typename Between>
+  __device__ void add_values(const char* keys, bool shrinks, const Between& between) {
+    if (shrinks) {
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-        for (int j = 0; j < 8; ++j)
+        for (int k = 0; k < 4; ++k) {
+          const float shrink = decay()[i * 16 + lane() / 4 + k / 2 * 8];
 #pragma unroll
-          for (int k = 0; k < 4; ++k) out_[i][j][k] *= shrink[i][k / 2];
+          for (int j = 0; j < 8; ++j) out_[i][j][k] *= shrink;
+        }
     }
 #pragma unroll
     for (int step = 0; step < kBlockKeys / 16; ++step) {
@@ -387,68 +499,76 @@ class SegmentRun {
                                    weight_offset(i * 16 + lane() % 16, 2 * step + lane() / 16)),
             a[i]);
 #pragma unroll
-      for (int j = 0; j < 8; j += 2) {  // 16 columns
-        const int key = step * 16 + lane() % 16, chunk = warp() * 8 + j + lane() / 16;
-        uint32_t b[4];
-        device::load_matrices_transposed(
-            device::shared_address(keys + key * kRowBytes + (chunk ^ (key % 8)) * 16), b);
+      for (int half = 0; half < 2; ++half) {
+        uint32_t b[4][2];
+        Keys::load_values(keys, step, warp(), half, b);
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
-          device::multiply_add<T>(out_[i][j], a[i], b[0], b[1]);
-          device::multiply_add<T>(out_[i][j + 1], a[i], b[2], b[3]);
-        }
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int i = 0; i < kRowTiles; ++i)
+            device::multiply_add<T>(out_[i][4 * half + j], a[i], b[j][0], b[j][1]);
       }
+      if (step == 0) between();
     }
   }
 
   // Writes the tile's outputs, or its partial result.
   __device__ void finish(const Partials& partials) {
-    const bool split = segment_.n_splits > 1;
-    const int row = softmax_row();
-    float sum = kQuads == 2 ? sum_[0] + sum_[kQuads - 1] : sum_[0];
+    const device::Segment segment = state().segment;
+    const bool split = segment.n_splits > 1;
+    const int row = softmax_row(), n_valid = n_rows(segment.tile);
+    float sum = sum_[0];
+    if constexpr (kRuns == 2) sum += sum_[1];
 #pragma unroll
     for (int step = kRowThreads / 2; step > 0; step /= 2)
       sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    const int64_t partial_row = static_cast<int64_t>(segment_.slot) * kRows;
+    const int64_t partial_row = static_cast<int64_t>(segment.slot) * kRows;
     __syncthreads();  // decay is out of use
-    if (threadIdx.x % kRowThreads == 0 && row < n_rows_) {
+    if (writes_row() && threadIdx.x % kRowThreads == 0 && row < n_valid) {
       decay()[row] = split ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum;
       if (split)
         partials.stats[partial_row + row] = {max_, sum};
       else
-        p_.lse[first_query_ + row] = natural_lse(max_, sum);
+        p_.lse[first_query(segment.tile) + row] = natural_lse(max_, sum);
     }
     __syncthreads();
     void* to = split ? static_cast<void*>(partials.values) : p_.out;
-    const int64_t first_row = split ? partial_row : first_query_;
+    const int64_t first_row = split ? partial_row : first_query(segment.tile);
     const bool f32 = split || p_.out_dtype == DType::kF32, bf16 = p_.out_dtype == DType::kBF16;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int r = i * 16 + lane() / 4 + 8 * k;
-        if (r >= n_rows_) continue;
+        if (r >= n_valid) continue;
         const float factor = decay()[r];
-        const int64_t index = (first_row + r) * kLatent + warp() * 64 + lane() % 4 * 2;
+        const int64_t index = (first_row + r) * kLatent + warp() * 64;
+        // Tiles j and j + 1: columns 2t, 2t + 1 of each, or 4t .. 4t + 3 with every second in each.
 #pragma unroll
-        for (int j = 0; j < 8; ++j)
-          device::store_pair(to, f32, bf16, index + j * 8, out_[i][j][2 * k] * factor,
-                             out_[i][j][2 * k + 1] * factor);
+        for (int j = 0; j < 8; j += 2) {
+          const float* low = &out_[i][j][2 * k];
+          const float* high = &out_[i][j + 1][2 * k];
+          const int column = j * 8 + lane() % 4 * (kF8 ? 4 : 2);
+          device::store_pair(to, f32, bf16, index + column, low[0] * factor,
+                             (kF8 ? high[0] : low[1]) * factor);
+          device::store_pair(to, f32, bf16, index + column + (kF8 ? 2 : 8),
+                             (kF8 ? low[1] : high[0]) * factor, high[1] * factor);
+        }
       }
     __syncthreads();  // shared memory is free for the next segment
   }
 
   const VerifyAttentionParams& p_;
   char* const shared_;
-  const device::Segment segment_;
-  int prefix_, n_nodes_, first_row_, n_rows_;  // n_rows_: of the tile
-  int64_t first_query_;                        // of the tile, in the buffers
-  int node_;                                   // of this thread's row in softmax
-  int page_;                                   // of the next block to fetch
-  uint32_t queries_[2][kSteps][4];             // A fragments, when kQueriesInRegisters
-  float out_[kRowTiles][8][4];                 // C fragments of this warp's 64 columns
-  float max_;                                  // of this thread's row
-  float sum_[kQuads];                          // of its keys
+  const int request_, first_block_, end_block_;
+  const int prefix_, n_nodes_, first_row_;  // of the request
+  const int node_;                          // of this thread's row in softmax
+  int page_;                                // of the next block to fetch
+  float unit_;                              // of a score of this thread's row, in log2
+  uint32_t kept_[kWarpTiles][kSteps][4];    // A fragments, when kQueriesInRegisters
+  float out_[kRowTiles][8][4];              // C fragments of this warp's 64 columns
+  float max_;                               // exponents' reference of this thread's row
+  float sum_[kRuns];                        // of its keys
 };
 
 }  // namespace kdt::cuda

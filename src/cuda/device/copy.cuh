@@ -12,6 +12,14 @@ __device__ __forceinline__ void copy_async16(uint32_t to_shared, const void* fro
                : "memory");
 }
 
+// The same at kOffset bytes behind both addresses, which are encoded in the instruction.
+template <int kOffset>
+__device__ __forceinline__ void copy_async16_at(uint32_t to_shared, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;" ::"r"(to_shared), "l"(from),
+               "n"(kOffset)
+               : "memory");
+}
+
 __device__ __forceinline__ void copy_async4(uint32_t to_shared, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_shared), "l"(from),
                "r"(valid ? 4 : 0)
