@@ -1,10 +1,8 @@
 // One CTA per request: all threads stage the costs of steps, search, and write the rows. The search
 // by levels takes what log-probabilities draft_topk gives; the heap takes the rest.
 #include <algorithm>
-#include <cstddef>
 
 #include "cuda/device/dependency.cuh"
-#include "cuda/device/prefetch.cuh"
 #include "cuda/launch.h"
 #include "cuda/ops.h"
 #include "cuda/tree_build_levels.cuh"
@@ -17,28 +15,19 @@ using SmallShape = LevelShape<64, 512, 64, 256, 256>;
 using MediumShape = LevelShape<256, 512, 64, 512, 512>;
 using LargeShape = LevelShape<1024, 1024, 64, 512, 2048>;
 
-constexpr size_t kPathBytes = sizeof(uint64_t) + sizeof(uint32_t);
-
-// Of everything but the list of paths.
-template <class Shape>
-__host__ __device__ size_t shared_bytes(int depth) {
-  return offsetof(LevelShared<Shape>, steps) + sizeof(uint64_t) * depth * Shape::kWidth;
-}
-
 // Fills the tables that the search reads, by all threads. The log-probabilities are on their way
 // before it is known which of them the request wants.
 template <class Shape>
-__device__ StepChecks stage(const TreeBuildParams& p, int request, LevelShared<Shape>& s,
+__device__ StepChecks stage(const TreeBuildParams& p, int request, const LevelMemory<Shape>& m,
                             TreeRequest& r) {
   constexpr int kWidth = Shape::kWidth, kInFlight = 2;
   const int thread = threadIdx.x, n = p.depth * kWidth;
   const int64_t first_entry = int64_t{request} * p.depth * p.k;
   r = {p.logp + first_entry, p.k, p.max_depth[request], p.max_rank[request], p.budget[request]};
-  for (int i = thread; i < Shape::kBins; i += Shape::kThreads) s.bins[i] = 0;
-  if (thread <= kMaxDepth) s.n_listed[thread] = 0;
   StepChecks checks;
   for (int first = thread; first < n; first += kInFlight * Shape::kThreads) {
     float logp[kInFlight], left[kInFlight];
+    int32_t ids[kInFlight];
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) {
       const int i = first + j * Shape::kThreads, row = i / kWidth, rank = i % kWidth;
@@ -46,18 +35,19 @@ __device__ StepChecks stage(const TreeBuildParams& p, int request, LevelShared<S
       const bool there = i < n && rank < p.k;
       logp[j] = there ? p.logp[entry] : -INFINITY;
       left[j] = there && rank > 0 ? p.logp[entry - 1] : INFINITY;
-      if (there && rank % 32 == 0) device::prefetch_l2(p.ids + entry);  // for when the tree is done
+      ids[j] = there ? p.ids[entry] : 0;
     }
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) {
       const int i = first + j * Shape::kThreads;
       if (i >= n || i / kWidth >= r.limit || i % kWidth >= min(r.n_ranks, r.budget)) continue;
       check_order(logp[j], left[j], checks);
-      s.steps[i] = cost_of(logp[j], checks);
+      m.steps[i] = cost_of(logp[j], checks);
+      m.ids[i] = ids[j];
     }
   }
   for (int i = thread; i <= r.budget; i += Shape::kThreads)
-    s.first_child[i] = s.next_sibling[i] = -1;
+    m.s.first_child[i] = m.s.next_sibling[i] = -1;
   return checks;
 }
 
@@ -67,19 +57,23 @@ struct Root {
 
 // Row `id` of the outputs but for the ancestors; an id at or past n_nodes is padding.
 template <class Shape>
-__device__ void write_row(const TreeBuildParams& p, const LevelShared<Shape>& s, int request,
+__device__ void write_row(const TreeBuildParams& p, const LevelMemory<Shape>& m, int request,
                           const Root& root, int id) {
   const int64_t row = int64_t{root.row} + id;
-  const bool is_node = id > 0 && id < s.n_nodes;
-  const TreeNode n = is_node ? s.nodes[id] : TreeNode{0.0, -1, 0, 0, 0};
-  const int64_t entry = (int64_t{request} * p.depth + n.depth - 1) * p.k + n.rank;
-  p.tokens[row] = is_node ? p.ids[entry] : root.token;
+  const bool is_node = id > 0 && id < m.s.n_nodes;
+  const TreeNode n = is_node ? m.s.nodes[id] : TreeNode{0.0, -1, 0, 0, 0};
+  int token = root.token;
+  if (is_node)
+    token = n.rank < Shape::kWidth
+                ? m.ids[(n.depth - 1) * Shape::kWidth + n.rank]
+                : p.ids[(int64_t{request} * p.depth + n.depth - 1) * p.k + n.rank];
+  p.tokens[row] = token;
   p.parents[row] = n.parent;
   p.depths[row] = n.depth;
   p.positions[row] = root.position + n.depth;
   p.scores[row] = n.score;
-  p.first_child[row] = s.first_child[id];
-  p.next_sibling[row] = s.next_sibling[id];
+  p.first_child[row] = m.s.first_child[id];
+  p.next_sibling[row] = m.s.next_sibling[id];
 }
 
 // The n_words of node `id`'s ancestors. They have descending ids on the way up, so words fill from
@@ -96,61 +90,62 @@ __device__ void write_ancestors(const LevelShared<Shape>& s, int id, int n_words
 }
 
 template <class Shape>
+__device__ void search(const TreeRequest& r, const LevelMemory<Shape>& m,
+                       const StepChecks& checks) {
+  if (r.budget == 0 || r.limit == 0) {
+    if (threadIdx.x == 0) m.s.n_nodes = 1;
+  } else if (!LevelSearch<Shape>(r, m, checks).run() && threadIdx.x == 0) {
+    auto* heap = reinterpret_cast<TreeNode*>(m.costs);
+    m.s.n_nodes = HeapSearch(r.logp, r.k, r.limit, r.n_ranks, heap, m.s.nodes).run(r.budget);
+    for (int id = 1; id < m.s.n_nodes; ++id) m.s.enter(id, m.s.nodes[id]);
+  }
+  __syncthreads();
+}
+
+template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     tree_build_kernel(const TreeBuildParams p, int capacity) {
   extern __shared__ __align__(16) char shared[];
-  auto& s = *reinterpret_cast<LevelShared<Shape>*>(shared);
-  auto* costs = reinterpret_cast<uint64_t*>(shared + shared_bytes<Shape>(p.depth));
+  const LevelMemory<Shape> m(shared, p.depth, capacity);
+  for (int i = threadIdx.x; i < Shape::kBins; i += Shape::kThreads) m.s.bins[i] = 0;
+  if (threadIdx.x <= kMaxDepth) m.s.n_listed[threadIdx.x] = 0;
+  if (threadIdx.x == 0) m.s.failed = 0;
   device::wait_for_previous();
   device::let_next_start();
   const int request = blockIdx.x, thread = threadIdx.x;
   const Root root = {p.row_offset[request], p.root_token[request], p.prefix_len[request]};
   TreeRequest r;
-  const StepChecks checks = stage(p, request, s, r);
+  const StepChecks checks = stage(p, request, m, r);
   __syncthreads();
-  int n_nodes = 1;
-  if (r.budget > 0 && r.limit > 0) {
-    n_nodes = LevelSearch<Shape>(r, s, costs, reinterpret_cast<uint32_t*>(costs + capacity),
-                                 capacity, checks)
-                  .run();
-    __syncthreads();
-    if (n_nodes == 0 && thread == 0) {
-      s.n_nodes =
-          HeapSearch(r.logp, r.k, r.limit, r.n_ranks, reinterpret_cast<TreeNode*>(costs), s.nodes)
-              .run(r.budget);
-      for (int id = 1; id < s.n_nodes; ++id) s.enter(id, s.nodes[id]);
-    }
-  }
-  if (thread == 0) {
-    if (n_nodes > 0) s.n_nodes = n_nodes;
-    p.n_nodes[request] = s.n_nodes;
-  }
-  __syncthreads();
-  for (int id = thread; id <= r.budget; id += Shape::kThreads) write_row(p, s, request, root, id);
+  search(r, m, checks);
+  if (thread == 0) p.n_nodes[request] = m.s.n_nodes;
+  for (int id = thread; id <= r.budget; id += Shape::kThreads) write_row(p, m, request, root, id);
   // Rows of few words go to memory at once; many would go in as many scattered stores.
   uint64_t* ancestors = p.ancestors + int64_t{root.row} * p.n_words;
   const int n_words = (r.budget + 1) * p.n_words;
-  const bool staged = p.n_words > 2 && n_words <= capacity;
+  const bool staged = p.n_words > 2 && n_words * sizeof(uint64_t) <= capacity * m.kPathBytes;
   for (int id = thread; id <= r.budget; id += Shape::kThreads)
-    write_ancestors(s, id, p.n_words, (staged ? costs : ancestors) + id * p.n_words);
+    write_ancestors(m.s, id, p.n_words, (staged ? m.costs : ancestors) + id * p.n_words);
   if (!staged) return;
   __syncthreads();
-  for (int i = thread; i < n_words; i += Shape::kThreads) ancestors[i] = costs[i];
+  for (int i = thread; i < n_words; i += Shape::kThreads) ancestors[i] = m.costs[i];
 }
 
-// A list of `paths`, or what the device has room for.
+// With a list of `paths`, or what the device has room for.
 template <class Shape>
 void launch_for(const TreeBuildParams& p, int paths, Stream stream) {
+  using Memory = LevelMemory<Shape>;
   int device, available;
   KDT_CUDA_CHECK(cudaGetDevice(&device));
   KDT_CUDA_CHECK(
       cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  const size_t fixed = shared_bytes<Shape>(p.depth);
-  const int capacity = std::min(paths, static_cast<int>((available - fixed) / kPathBytes)) / 4 * 4;
+  const size_t fixed = Memory::fixed_bytes(p.depth);
+  const int room = static_cast<int>((available - fixed) / Memory::kPathBytes);
+  const int capacity = std::min(paths, room) / 4 * 4;
   launch(tree_build_kernel<Shape>,
          {.grid = dim3(p.batch),
           .block = dim3(Shape::kThreads),
-          .shared_bytes = fixed + capacity * kPathBytes},
+          .shared_bytes = fixed + capacity * Memory::kPathBytes},
          stream, p, capacity);
 }
 
@@ -167,7 +162,7 @@ void tree_build(const TreeBuildParams& p, Stream stream) {
   else if (p.max_budget <= MediumShape::kMaxBudget)
     launch_for<MediumShape>(p, 6144, stream);
   else
-    launch_for<LargeShape>(p, 13312, stream);
+    launch_for<LargeShape>(p, 12288, stream);
 }
 
 }  // namespace kdt::cuda

@@ -33,49 +33,48 @@ constexpr int kParentBits = 14, kRankBits = 10, kMaxPaths = 1 << kParentBits;
 template <class Shape>
 class LevelSearch {
  public:
-  // costs[capacity] and links[capacity]: the list of paths. s.bins and s.n_listed are 0.
-  __device__ LevelSearch(const TreeRequest& request, LevelShared<Shape>& shared, uint64_t* costs,
-                         uint32_t* links, int capacity, const StepChecks& checks)
+  // The steps are staged; bins, n_listed and failed are 0.
+  __device__ LevelSearch(const TreeRequest& request, const LevelMemory<Shape>& memory,
+                         const StepChecks& checks)
       : r_(request),
-        s_(shared),
-        costs_(costs),
-        links_(links),
-        capacity_(capacity),
+        s_(memory.s),
+        steps_(memory.steps),
+        costs_(memory.costs),
+        links_(memory.links),
+        capacity_(memory.capacity),
         n_ranks_(min(request.n_ranks, request.budget)),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
         checks_(checks) {}
 
-  // s.nodes and the number of nodes, the root included; 0 if this search does not take the request.
-  __device__ int run() {
+  // Fills s.nodes and sets s.n_nodes; false if this search does not take the request. The caller
+  // synchronizes.
+  __device__ bool run() {
     find_bound();
     int begin = 1, end = 1 + list_first_level();
     for (int row = 1; row < r_.limit && begin < end; ++row) {
-      if (row == 1 || end - begin > kFew) {
-        const Cut cut = find_cut();
-        if (cut.n_paths >= r_.budget)
-          bound_ = min(bound_, (static_cast<uint64_t>(cut.bin + 1) << shift_) - 1);
-        __syncthreads();  // the bins have been read
-      }
+      if (row == 1 || end - begin > kFew) lower_bound();
       expand(row, begin, end);
       __syncthreads();
       begin = end;
       end += s_.n_listed[row];
-      if (end > capacity_) return 0;
+      if (end > capacity_) return false;
     }
-    const Cut cut = find_cut();
-    const bool regular = !__syncthreads_or(!checks_.regular);
-    const bool complete = !__syncthreads_or(!checks_.complete);
-    if (!regular || cut.n_paths > Shape::kMaxSorted) return 0;
-    if (cut.n_paths < r_.budget && !complete) return 0;
+    if (!checks_.regular) atomicOr(&s_.failed, kIrregular);
+    if (!checks_.complete) atomicOr(&s_.failed, kIncomplete);
+    if (warp_ == 0) start_bins(find_cut());
+    __syncthreads();
+    const Cut cut = s_.cut;
+    if (s_.failed & kIrregular || cut.n_paths > Shape::kMaxSorted) return false;
+    if (s_.failed && cut.n_paths < r_.budget) return false;
     sort(cut, end);
-    return min(cut.n_paths, r_.budget) + 1;
+    return true;
   }
 
  private:
   __device__ uint64_t step(int row, int rank) {
     if (Shape::kMaxBudget <= Shape::kWidth || rank < Shape::kWidth)
-      return s_.steps[row * Shape::kWidth + rank];
+      return steps_[row * Shape::kWidth + rank];
     return load_cost(r_, row, rank, checks_);
   }
 
@@ -94,16 +93,21 @@ class LevelSearch {
     const int m = 1 + warp_;
     uint32_t best = kNoBound;
     if (m <= max(log_budget, 1)) {
-      const uint32_t own = lane_ < r_.limit ? units(lane_, 0) : 0;
       const int q = m == 1 ? max(r_.budget - lane_, 1) : 1 << ((log_budget + m - 1) / m);
-      uint32_t before = own, sum = 0;
+      const uint32_t own = lane_ < r_.limit ? units(lane_, 0) : 0;
+      const uint32_t worst = lane_ < r_.limit ? units(lane_, q - 1) : 0;
+      uint32_t chain = own, sum = worst;  // of this row and those before
+#pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) {
-        const uint32_t other = __shfl_up_sync(kAllLanes, before, distance);
-        if (lane_ >= distance) before += other;
+        const uint32_t other_chain = __shfl_up_sync(kAllLanes, chain, distance);
+        const uint32_t other_sum = __shfl_up_sync(kAllLanes, sum, distance);
+        if (lane_ >= distance) {
+          chain += other_chain;
+          sum += other_sum;
+        }
       }
-      const uint32_t last = lane_ < r_.limit ? units(lane_, q - 1) : 0;
-      for (int i = 0; i < m; ++i) sum += __shfl_down_sync(kAllLanes, last, i);
-      if (lane_ + m <= r_.limit) best = before - own + sum;
+      const uint32_t last = __shfl_down_sync(kAllLanes, sum, m - 1);
+      if (lane_ + m <= r_.limit) best = (chain - own) + (last - (sum - worst));
       best = __reduce_min_sync(kAllLanes, best);
     }
     if (lane_ == 0) s_.bounds[warp_] = best;
@@ -111,6 +115,19 @@ class LevelSearch {
     best = __reduce_min_sync(kAllLanes, s_.bounds[lane_ % Shape::kWarps]);
     bound_ = best < kNoBound ? static_cast<uint64_t>(best) << kUnitBits : kCostLimit;
     shift_ = max(0, 64 - __clzll(static_cast<long long>(bound_)) - (31 - __clz(Shape::kBins)));
+  }
+
+  // Lowers bound_ to what the paths listed so far allow.
+  __device__ void lower_bound() {
+    if (warp_ == 0) {
+      const Cut cut = find_cut();
+      if (lane_ == 0)
+        s_.bound = cut.n_paths < r_.budget
+                       ? bound_
+                       : min(bound_, (static_cast<uint64_t>(cut.bin + 1) << shift_) - 1);
+    }
+    __syncthreads();
+    bound_ = s_.bound;
   }
 
   // One of this thread's paths; what does not fit is not listed.
@@ -125,8 +142,12 @@ class LevelSearch {
   __device__ static int rank_of(uint32_t link) {
     return link >> kParentBits & ((1 << kRankBits) - 1);
   }
-  __device__ static int parent_of(uint32_t link) { return link & (kMaxPaths - 1); }
-  __device__ static int class_of(int rank) { return 31 - __clz(rank + 1); }
+  __device__ static int parent_of(uint32_t link) {
+    return link & (kMaxPaths - 1);
+  }
+  __device__ static int class_of(int rank) {
+    return 31 - __clz(rank + 1);
+  }
 
   // Index 0 is the root's.
   __device__ int list_first_level() {
@@ -155,18 +176,10 @@ class LevelSearch {
       if (lanes == 0) continue;
       const unsigned lanes_here = lanes >> (group * kGroup) & ((1u << kGroup) - 1);
       const bool more = lanes_here == (1u << kGroup) - 1;
-      if (__any_sync(kAllLanes, more)) {
-        const int n = __popc(lanes_here) +
-                      (kGroup < n_ranks_ ? count_more(row, n_allowed, bound_ - cost, more) : 0);
-        int before = n;
-        for (int distance = kGroup; distance < 32; distance *= 2) {
-          const int other = __shfl_up_sync(kAllLanes, before, distance);
-          if (lane_ >= distance) before += other;
-        }
-        const int at = reserve(row, __shfl_sync(kAllLanes, before, 31)) + end + before - n;
-        for (int rank = own; rank < n; rank += kGroup)
-          list(at + rank, cost + step(row, rank), parent, rank, classes);
-        __syncwarp();
+      if (kGroup < n_ranks_ && __any_sync(kAllLanes, more)) {
+        const int n = more ? 0 : __popc(lanes_here);
+        list_many(row, first, cost, classes, end,
+                  n + count_many(row, n_allowed, bound_ - cost, more));
       } else {
         const int at = reserve(row, __popc(lanes)) + end + __popc(lanes & ((1u << lane_) - 1));
         if (enters) list(at, cost + own_step, parent, own, classes);
@@ -180,20 +193,44 @@ class LevelSearch {
     return within;
   }
 
-  // How many steps of a row behind a group's first ones cost at most `room`, by the groups of lanes
-  // that want to know.
-  __device__ int count_more(int row, int n_allowed, uint64_t room, bool wanted) {
-    const int group = lane_ / kGroup;
-    int n = 0;
-    for (int rank = kGroup + lane_ % kGroup; __any_sync(kAllLanes, wanted); rank += kGroup) {
+  // How many steps of a row cost at most `room`, by the groups of lanes for which kGroup do; 0 for
+  // others.
+  __device__ int count_many(int row, int n_allowed, uint64_t room, bool wanted) {
+    const int group = lane_ / kGroup, own = lane_ % kGroup;
+    int n = wanted ? kGroup : 0, stride = kGroup;
+    while (stride * kGroup < n_ranks_) stride *= kGroup;
+    for (; stride > 0; stride /= kGroup) {
+      const int rank = n + (own + 1) * stride - 1;
       const bool within =
           wanted && rank < n_allowed && is_within(step(row, rank), rank, n_allowed, room);
-      const unsigned lanes =
-          __ballot_sync(kAllLanes, within) >> (group * kGroup) & ((1u << kGroup) - 1);
-      n += __popc(lanes);
-      wanted = lanes == (1u << kGroup) - 1;
+      const unsigned lanes = __ballot_sync(kAllLanes, within);
+      n += __popc(lanes >> (group * kGroup) & ((1u << kGroup) - 1)) * stride;
     }
     return n;
+  }
+
+  // Lists n children of each group's parent, the first of them `first`, by all lanes alike.
+  __device__ void list_many(int row, int first, uint64_t cost, int classes, int end, int n) {
+    int begins[32 / kGroup], total = 0;  // of the groups' children
+#pragma unroll
+    for (int group = 0; group < 32 / kGroup; ++group) {
+      begins[group] = total;
+      total += __shfl_sync(kAllLanes, n, group * kGroup);
+    }
+    const int at = end + reserve(row, total);
+    for (int i = lane_; i - lane_ < total; i += 32) {
+      int group = 0, begin = 0;
+#pragma unroll
+      for (int other = 1; other < 32 / kGroup; ++other) {
+        if (i < begins[other]) continue;
+        group = other;
+        begin = begins[other];
+      }
+      const uint64_t parent_cost = __shfl_sync(kAllLanes, cost, group * kGroup);
+      const int parent_classes = __shfl_sync(kAllLanes, classes, group * kGroup);
+      if (i < total)
+        list(at + i, parent_cost + step(row, i - begin), first + group, i - begin, parent_classes);
+    }
   }
 
   // Places of a level, by a full warp.
@@ -202,13 +239,9 @@ class LevelSearch {
     return __shfl_sync(kAllLanes, at, 0);
   }
 
-  // The first bin up to which there are `budget` paths, or the last bin.
-  struct Cut {
-    int bin, n_paths;
-    uint32_t before_lane;  // paths before this lane's bins
-  };
   static constexpr int kLaneBins = Shape::kBins / 32;
 
+  // Of the paths listed so far; by a full warp.
   __device__ Cut find_cut() const {
     uint32_t counts[kLaneBins], sum = 0;
     const auto* from = reinterpret_cast<const uint4*>(&s_.bins[lane_ * kLaneBins]);
@@ -222,54 +255,54 @@ class LevelSearch {
       sum += (four.x + four.y) + (four.z + four.w);
     }
     uint32_t running = sum;
+#pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const uint32_t other = __shfl_up_sync(kAllLanes, running, distance);
       if (lane_ >= distance) running += other;
     }
     const auto budget = static_cast<uint32_t>(r_.budget);
-    const uint32_t before_lane = running - sum;
     const unsigned reached = __ballot_sync(kAllLanes, running >= budget);
-    int bin = Shape::kBins - 1;
-    uint32_t n_paths = before_lane;
-    bool found = false;
+    const uint32_t before_lane = running - sum;
+    int bin = lane_ * kLaneBins;  // where the budget is reached, if it is in this lane's bins
+    uint32_t n_paths = before_lane + counts[0];
 #pragma unroll
-    for (int i = 0; i < kLaneBins; ++i) {
-      if (!found) n_paths += counts[i];
-      if (!found && n_paths >= budget) {
-        found = true;
-        bin = lane_ * kLaneBins + i;
-      }
+    for (int i = 1; i < kLaneBins; ++i) {
+      const bool more = n_paths < budget;
+      bin += more;
+      n_paths += more ? counts[i] : 0;
     }
     const int lane = reached ? __ffs(reached) - 1 : 31;
     return {__shfl_sync(kAllLanes, bin, lane),
             static_cast<int>(__shfl_sync(kAllLanes, n_paths, lane)), before_lane};
   }
 
+  // Makes of every bin the number of paths in those before; by the warp that found the cut.
+  __device__ void start_bins(const Cut& cut) {
+    uint32_t before = cut.before_lane;
+#pragma unroll
+    for (int i = 0; i < kLaneBins; ++i) {
+      uint32_t& bin = s_.bins[lane_ * kLaneBins + i];
+      const uint32_t count = bin;
+      bin = before;
+      before += count;
+    }
+    if (lane_ == 0) s_.cut = cut;
+  }
+
   // Orders the paths of the bins up to the cut; s.nodes are the best `budget`.
   __device__ void sort(const Cut& cut, int end) {
-    const int thread = threadIdx.x;
-    if (warp_ == 0) {  // bins: how many paths are in those before
-      uint32_t before = cut.before_lane;
-      for (int i = lane_ * kLaneBins; i < (lane_ + 1) * kLaneBins; ++i) {
-        const uint32_t count = s_.bins[i];
-        s_.bins[i] = before;
-        before += count;
-      }
-    }
-    __syncthreads();
+    const int thread = threadIdx.x, n_nodes = min(cut.n_paths, r_.budget);
+    if (thread == 0) s_.n_nodes = n_nodes + 1;
     for (int i = 1 + thread; i < end; i += Shape::kThreads) {
       const auto bin = static_cast<int>(costs_[i] >> shift_);
       if (bin > cut.bin) continue;
       const uint32_t at = atomicAdd(&s_.bins[bin], 1u);  // in the end, where the next bin begins
+      s_.sorted[at] = {costs_[i], code_of(i)};
       s_.order[at] = static_cast<uint16_t>(i);
     }
     __syncthreads();
-    for (int at = thread; at < cut.n_paths; at += Shape::kThreads)
-      s_.codes[at] = code_of(s_.order[at]);
-    __syncthreads();
     for (int at = thread; at < cut.n_paths; at += Shape::kThreads) place(at);
     __syncthreads();
-    const int n_nodes = min(cut.n_paths, r_.budget);
     for (int id = 1 + thread; id <= n_nodes; id += Shape::kThreads) {
       TreeNode& node = s_.nodes[id];
       node.left = node.rank > 0 ? static_cast<int16_t>(links_[node.left]) : int16_t{0};
@@ -293,28 +326,29 @@ class LevelSearch {
     return code | depth;
   }
 
-  // Makes the path at order[at] a node if it is among the best. Its links to others are still
+  // Makes the path at sorted[at] a node if it is among the best. Its links to others are still
   // indices into the list; in the list its id takes the place of its link.
   __device__ void place(int at) {
     const int path = s_.order[at];
-    const uint64_t cost = costs_[path], code = s_.codes[at];
-    const auto bin = static_cast<int>(cost >> shift_);
+    const SortedPath own = s_.sorted[at];
+    const uint32_t link = links_[path];
+    const auto bin = static_cast<int>(own.cost >> shift_);
     const int first = bin > 0 ? s_.bins[bin - 1] : 0, last = s_.bins[bin];
     int id = first + 1;
     for (int i = first; i < last; ++i) {
-      const uint64_t other = costs_[s_.order[i]];
-      id += other < cost || (other == cost && s_.codes[i] < code);
+      const SortedPath other = s_.sorted[i];
+      id += other.cost < own.cost || (other.cost == own.cost && other.code < own.code);
     }
     if (id > r_.budget) return;
-    const uint32_t link = links_[path];
-    s_.nodes[id] = {0.0 - static_cast<double>(cost) * 0x1p-44,
+    s_.nodes[id] = {0.0 - static_cast<double>(own.cost) * 0x1p-44,
                     static_cast<int16_t>(parent_of(link)), static_cast<int16_t>(path - 1),
-                    static_cast<int16_t>(rank_of(link)), static_cast<int16_t>(code & 31)};
+                    static_cast<int16_t>(rank_of(link)), static_cast<int16_t>(own.code & 31)};
     links_[path] = id;
   }
 
   const TreeRequest& r_;
   LevelShared<Shape>& s_;
+  const uint64_t* const steps_;
   uint64_t* const costs_;
   uint32_t* const links_;
   const int capacity_, n_ranks_;

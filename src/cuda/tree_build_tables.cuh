@@ -29,23 +29,65 @@ struct LevelShape {
   static_assert(kThreads >= kMaxBudget && kBins % 128 == 0);
 };
 
+// The first bin of paths up to which there are `budget`, or the last bin.
+struct Cut {
+  int bin, n_paths;
+  uint32_t before_lane;  // paths before the bins of this lane
+};
+
+struct alignas(16) SortedPath {
+  uint64_t cost, code;
+};
+
+// Why a search by levels may have failed.
+constexpr unsigned kIrregular = 1, kIncomplete = 2;
+
 template <class Shape>
 struct LevelShared {
-  uint32_t bins[Shape::kBins];
-  uint64_t codes[Shape::kMaxSorted];
-  uint16_t order[Shape::kMaxSorted];
+  alignas(16) uint32_t bins[Shape::kBins];
+  SortedPath sorted[Shape::kMaxSorted];
+  uint16_t order[Shape::kMaxSorted];  // their places in the list of paths
   TreeNode nodes[Shape::kMaxBudget + 1];
   int16_t first_child[Shape::kMaxBudget + 1], next_sibling[Shape::kMaxBudget + 1];
   int n_listed[kMaxDepth + 1];  // by level
   uint32_t bounds[Shape::kWarps];
+  uint64_t bound;
+  Cut cut;
+  unsigned failed;
   int n_nodes;
 
   // Makes a node known to its parent or left sibling.
   __device__ void enter(int id, const TreeNode& node) {
     (node.left ? next_sibling[node.left] : first_child[node.parent]) = static_cast<int16_t>(id);
   }
+};
 
-  alignas(16) uint64_t steps[kMaxDepth * Shape::kWidth];  // costs of single steps; last
+// All the shared memory of a CTA: fixed tables, those of the request's ranks below kWidth,
+// [depth, kWidth], and the list of paths.
+template <class Shape>
+struct LevelMemory {
+  static constexpr size_t kStepBytes = sizeof(uint64_t) + sizeof(int32_t);
+  static constexpr size_t kPathBytes = sizeof(uint64_t) + sizeof(uint32_t);
+
+  LevelShared<Shape>& s;
+  uint64_t* steps;  // costs
+  int32_t* ids;
+  uint64_t* costs;  // [capacity]
+  uint32_t* links;  // [capacity] behind costs
+  int capacity;     // a multiple of four
+
+  // Without the list.
+  __host__ __device__ static size_t fixed_bytes(int depth) {
+    return sizeof(LevelShared<Shape>) + depth * Shape::kWidth * kStepBytes;
+  }
+
+  __device__ LevelMemory(char* bytes, int depth, int capacity_)
+      : s(*reinterpret_cast<LevelShared<Shape>*>(bytes)),
+        steps(reinterpret_cast<uint64_t*>(bytes + sizeof(LevelShared<Shape>))),
+        ids(reinterpret_cast<int32_t*>(steps + depth * Shape::kWidth)),
+        costs(reinterpret_cast<uint64_t*>(bytes + fixed_bytes(depth))),
+        links(reinterpret_cast<uint32_t*>(costs + capacity_)),
+        capacity(capacity_) {}
 };
 
 // What steps turned out to be. `regular` turns false where a step is no multiple of the fixed point

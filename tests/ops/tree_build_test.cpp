@@ -287,6 +287,21 @@ TEST_P(TreeBuild, RandomBatchesEqualTheDefinition) {
   }
 }
 
+// Log-probabilities whose sums are no short fixed-point numbers, and such that paths cost too much
+// for one.
+TEST_P(TreeBuild, TinyAndHugeLogProbabilities) {
+  uint64_t seed = 0;
+  for (const float factor : {1e-12f, 1e-9f, 1e-6f, 1e-3f, 30.0f, 300.0f, 1e30f}) {
+    for (uint64_t last = seed + seeds(20); seed < last; ++seed) {
+      SCOPED_TRACE(testing::Message() << "seed " << seed << " factor " << factor);
+      std::mt19937 rng(seed);
+      Batch batch = random_batch(rng, 3, seed % 2 ? 0.125 : 0.0);
+      for (float& x : batch.logp) x *= factor;
+      ASSERT_TRUE(run(backend(), batch) == reference(batch));
+    }
+  }
+}
+
 // Many more, among them full batches and the largest trees.
 TEST_P(TreeBuild, RandomBatchesEqualTheCpu) {
   if (is_cpu()) GTEST_SKIP() << "the reference itself";
