@@ -45,12 +45,11 @@ void launch_for(const TopkTask& task, Stream stream) {
            stream, task);
   int capacity = kMinKeys;
   while (capacity < std::min(task.n_parts * task.list_size, kMaxKeys)) capacity *= 2;
-  launch(
-      order_kernel<T>,
-      {.grid = dim3(n_rows > 0 ? n_rows : p.batch),
-       .block = dim3(kOrderThreads),
-       .shared_bytes = capacity * sizeof(uint64_t) + task.n_parts * kPartWarps * sizeof(uint32_t)},
-      stream, task, capacity);
+  launch(order_kernel<T>,
+         {.grid = dim3(n_rows > 0 ? n_rows : p.batch),
+          .block = dim3(kOrderThreads),
+          .shared_bytes = RowOrder<T>::shared_bytes(task.n_parts, capacity)},
+         stream, task, capacity);
 }
 
 }  // namespace

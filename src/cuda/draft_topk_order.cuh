@@ -6,13 +6,15 @@
 
 namespace kdt::cuda {
 
-constexpr int kOrderThreads = 256, kOrderWarps = kOrderThreads / 32;
-constexpr int kCounted = 2 * kOrderThreads;  // keys ordered by counting; more are sorted
+constexpr int kListWarps = 8;  // the last warp works on log_z
+constexpr int kOrderThreads = 32 * (kListWarps + 1);
+constexpr int kEarlyKeys = kFirstKeys / 32;  // of a lane
+constexpr int kCounted = 512;                // keys ordered by counting; more are sorted
 
 struct OrderShared {
-  uint64_t kth;  // the k-th best key, kNoLogit where there are fewer
+  uint64_t kth;       // the k-th best key, kNoLogit where there are fewer
+  uint64_t complete;  // all keys up to it are in the lists
   float log_z;
-  uint32_t threshold;
   int n_keys, n_below;
 };
 
@@ -20,84 +22,112 @@ struct OrderShared {
 template <typename T>
 class RowOrder {
  public:
-  // keys[capacity], a power of two, and kth[n_parts, kPartWarps]: shared memory.
-  __device__ RowOrder(const TopkTask& task, OrderShared& shared, uint64_t* keys, int capacity,
-                      uint32_t* kth, bool bad)
+  // Shared memory: keys[capacity], a power of two; parts[n_parts]; kth[n_parts, kPartWarps].
+  __device__ RowOrder(const TopkTask& task, OrderShared& shared, char* bytes, int capacity)
       : task_(task),
         p_(task.p),
         s_(shared),
-        keys_(keys),
-        kth_(kth),
+        keys_(reinterpret_cast<uint64_t*>(bytes)),
+        parts_(reinterpret_cast<Part*>(keys_ + capacity)),
+        kth_(reinterpret_cast<uint32_t*>(parts_ + task.n_parts)),
         capacity_(capacity),
+        n_warps_(task.n_parts * kPartWarps),
         thread_(static_cast<int>(threadIdx.x)),
         warp_(thread_ / 32),
-        lane_(thread_ % 32),
-        bad_(bad) {}
+        lane_(thread_ % 32) {}
+
+  __host__ __device__ static size_t shared_bytes(int n_parts, int capacity) {
+    return capacity * sizeof(uint64_t) + n_parts * (sizeof(Part) + kPartWarps * sizeof(uint32_t));
+  }
 
   __device__ void run() {
-    const int64_t first_part = row_ * task_.n_parts;
-    const int n_warps = task_.n_parts * kPartWarps;
-    if (thread_ == 0) s_ = {.kth = device::kNoLogit, .log_z = -INFINITY};
-    for (int i = thread_; i < n_warps; i += kOrderThreads)
-      kth_[i] = task_.kth[first_part * kPartWarps + i];
-    // Most lists are no longer: they are on their way before their lengths are known.
-    uint64_t early[2] = {device::kNoLogit, device::kNoLogit};
-    if (warp_ < task_.n_parts)
-      for (int i = 0; i < 2; ++i)
-        early[i] = task_.lists[(first_part + warp_) * task_.list_size + i * 32 + lane_];
-    uint64_t complete = device::kNoLogit;  // all keys up to it are in the lists
-    for (int part = 0; part < task_.n_parts; ++part)
-      complete = min(complete, task_.parts[first_part + part].last);
+    // All that is usually wanted, in one trip to memory; most lists are no longer.
+    uint64_t early[kEarlyKeys];
+    const bool bad = load(early);
+    if (p_.depth == 0) return;
+    if (warp_ == kListWarps)
+      find_totals();
+    else
+      collect(find_threshold(), early);
     __syncthreads();
-    if (!bad_ && warp_ == kOrderWarps - 1) find_log_z();
-    find_threshold(n_warps);
-    __syncthreads();
-    collect(early);
-    __syncthreads();
-    if (!bad_ && s_.n_keys <= capacity_) write_best(s_.n_keys);
-    if (!bad_ && (s_.n_keys > capacity_ || complete < s_.kth)) {
+    if (!bad && s_.n_keys <= capacity_) write_best(s_.n_keys);
+    if (!bad && (s_.n_keys > capacity_ || s_.complete < s_.kth)) {
       read_again(s_.n_keys <= capacity_ ? s_.kth : device::kNoLogit);
       write_best(s_.n_keys);
     }
-    for (int i = (bad_ ? 0 : s_.n_keys) + thread_; i < p_.k; i += kOrderThreads) {
+    for (int i = (bad ? 0 : s_.n_keys) + thread_; i < p_.k; i += kOrderThreads) {
       p_.logp[row_ * p_.k + i] = -INFINITY;
       p_.ids[row_ * p_.k + i] = -1;
     }
-    if (thread_ == 0 && p_.log_z) p_.log_z[row_] = s_.log_z;
+    if (thread_ == 0 && p_.log_z) p_.log_z[row_] = bad ? -INFINITY : s_.log_z;
   }
 
  private:
-  // By a full warp.
-  __device__ void find_log_z() {
-    const Part* parts = task_.parts + row_ * task_.n_parts;
-    float peak = -INFINITY;
-    for (int i = lane_; i < task_.n_parts; i += 32) peak = fmaxf(peak, parts[i].peak);
-    for (int step = 16; step > 0; step /= 2)
-      peak = fmaxf(peak, __shfl_xor_sync(kAllLanes, peak, step));
-    if (peak == -INFINITY) return;
-    double sum = 0.0;
-    for (int i = lane_; i < task_.n_parts; i += 32)
-      sum += parts[i].sum * exp(double{parts[i].peak} - peak);
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-    if (lane_ == 0) s_.log_z = static_cast<float>(peak + log(sum));
+  // Sets the status; whether the request has a bad row. A barrier.
+  __device__ bool load(uint64_t (&early)[kEarlyKeys]) {
+    const int depth = max(p_.depth, 1), n_parts = p_.depth * task_.n_parts;
+    const int64_t request = row_ / depth, first_part = row_ * task_.n_parts;
+    int bad = 0;
+    for (int i = thread_; i < n_parts; i += kOrderThreads)
+      bad |= task_.parts[request * n_parts + i].count == kBad;
+    if (p_.depth > 0) {
+      for (int i = thread_; i < task_.n_parts; i += kOrderThreads)
+        parts_[i] = task_.parts[first_part + i];
+      for (int i = thread_; i < n_warps_; i += kOrderThreads)
+        kth_[i] = task_.kth[first_part * kPartWarps + i];
+#pragma unroll
+      for (int i = 0; i < kEarlyKeys; ++i)
+        early[i] = warp_ < min(kListWarps, task_.n_parts)
+                       ? task_.lists[(first_part + warp_) * task_.list_size + i * 32 + lane_]
+                       : device::kNoLogit;
+    }
+    if (thread_ == 0) s_.kth = device::kNoLogit;
+    if (thread_ == 0) s_.n_keys = 0;
+    bad = __syncthreads_or(bad);
+    if (row_ % depth == 0 && thread_ == 0) p_.status[request] = bad;
+    return bad;
   }
 
-  // Sets s_.threshold to the j-th largest of kth_, which k logits reach; four lanes rank one.
-  __device__ void find_threshold(int n_warps) {
-    for (int index = thread_ / 4; index < n_warps; index += kOrderThreads / 4) {  // whole warps
-      const uint32_t mine = kth_[index];
-      int above = 0;
-      for (int i = thread_ % 4 * 4; i < n_warps; i += 16) {
-        const uint4 others = *reinterpret_cast<const uint4*>(&kth_[i]);
-        above += others.x > mine || (others.x == mine && i < index);
-        above += others.y > mine || (others.y == mine && i + 1 < index);
-        above += others.z > mine || (others.z == mine && i + 2 < index);
-        above += others.w > mine || (others.w == mine && i + 3 < index);
-      }
-      above += __shfl_xor_sync(kAllLanes, above, 1);
-      above += __shfl_xor_sync(kAllLanes, above, 2);
-      if (above == task_.row_quota.j - 1) s_.threshold = mine;
+  // log_z and which keys are in the lists, by a full warp.
+  __device__ void find_totals() {
+    float peak = -INFINITY;
+    uint64_t complete = device::kNoLogit;
+    for (int i = lane_; i < task_.n_parts; i += 32) {
+      peak = fmaxf(peak, parts_[i].peak);
+      complete = min(complete, parts_[i].last);
     }
+    for (int step = 16; step > 0; step /= 2) {
+      peak = fmaxf(peak, __shfl_xor_sync(kAllLanes, peak, step));
+      complete = min(complete, __shfl_xor_sync(kAllLanes, complete, step));
+    }
+    double sum = 0.0;
+    if (peak > -INFINITY)
+      for (int i = lane_; i < task_.n_parts; i += 32)
+        sum += parts_[i].sum * exp(double{parts_[i].peak} - peak);
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    if (lane_ != 0) return;
+    s_.complete = complete;
+    s_.log_z = peak > -INFINITY ? static_cast<float>(peak + log(sum)) : -INFINITY;
+  }
+
+  // The key of a logit that k logits reach, the j-th largest of kth_, by a full warp; 0 if equal
+  // values hide it.
+  __device__ uint32_t find_threshold() const {
+    uint32_t found = 0;
+    for (int index = lane_; index - lane_ < n_warps_; index += 32) {
+      const uint32_t mine = index < n_warps_ ? kth_[index] : 0;
+      int above = 0;
+#pragma unroll 4
+      for (int i = 0; i < n_warps_; i += 4) {
+        const uint4 others = *reinterpret_cast<const uint4*>(&kth_[i]);
+        above += others.x > mine;
+        above += others.y > mine;
+        above += others.z > mine;
+        above += others.w > mine;
+      }
+      if (above == task_.row_quota.j - 1) found = mine;
+    }
+    return __reduce_max_sync(kAllLanes, found) & ~(kKthTags - 1u);
   }
 
   // Whole warps.
@@ -109,21 +139,22 @@ class RowOrder {
     if (wanted && at < capacity_) keys_[at] = key;
   }
 
-  __device__ void collect(const uint64_t (&early)[2]) {
+  // By the warps that deal with lists.
+  __device__ void collect(uint32_t threshold, const uint64_t (&early)[kEarlyKeys]) {
     const auto wanted = [&](uint64_t key) {
-      return key != device::kNoLogit && ~static_cast<uint32_t>(key >> 32) >= s_.threshold;
+      return key != device::kNoLogit && ~static_cast<uint32_t>(key >> 32) >= threshold;
     };
-    for (int part = warp_; part < task_.n_parts; part += kOrderWarps) {
-      const int64_t index = row_ * task_.n_parts + part;
-      const uint64_t* list = task_.lists + index * task_.list_size;
-      const int count = task_.parts[index].count;
-      for (int first = 0; first < count; first += 32) {
-        const int i = first + lane_;
-        uint64_t key = device::kNoLogit;
-        if (part == warp_ && first < 64)
-          key = first == 0 ? early[0] : early[1];
-        else if (i < count)
-          key = list[i];
+    for (int part = warp_; part < task_.n_parts; part += kListWarps) {
+      const uint64_t* list = task_.lists + (row_ * task_.n_parts + part) * task_.list_size;
+      const int count = parts_[part].count;
+      int first = 0;
+      if (part == warp_) {
+#pragma unroll
+        for (int i = 0; i < kEarlyKeys; ++i) keep(early[i], wanted(early[i]));
+        first = kFirstKeys;
+      }
+      for (; first < count; first += 32) {
+        const uint64_t key = first + lane_ < count ? list[first + lane_] : device::kNoLogit;
         keep(key, wanted(key));
       }
     }
@@ -138,10 +169,15 @@ class RowOrder {
 
   // Writes the best k of keys_[0 .. n). Ends with a barrier.
   __device__ void write_best(int n) {
-    if (n <= kCounted) {
-      for (int i = thread_; i < n; i += kOrderThreads) {
-        const int place = device::count_below(keys_, n, keys_[i]);
-        if (place < p_.k) write(place, keys_[i]);
+    if (n <= kCounted) {  // two lanes count for one key
+      for (int first = 0; first < n; first += kOrderThreads / 2) {
+        const int own = first + thread_ / 2;
+        const uint64_t key = own < n ? keys_[own] : device::kNoLogit;
+        int place = 0;
+#pragma unroll 8
+        for (int i = thread_ % 2; i < n; i += 2) place += keys_[i] < key;
+        place += __shfl_xor_sync(kAllLanes, place, 1);
+        if (own < n && thread_ % 2 == 0 && place < p_.k) write(place, key);
       }
     } else {
       int size = kCounted;
@@ -205,9 +241,9 @@ class RowOrder {
   const DraftTopkParams& p_;
   OrderShared& s_;
   uint64_t* const keys_;
+  Part* const parts_;
   uint32_t* const kth_;
-  const int capacity_, thread_, warp_, lane_;
-  const bool bad_;
+  const int capacity_, n_warps_, thread_, warp_, lane_;
   const int64_t row_ = blockIdx.x;
 };
 
@@ -218,19 +254,9 @@ __global__ void __launch_bounds__(kOrderThreads)
     order_kernel(const __grid_constant__ TopkTask task, int capacity) {
   device::wait_for_previous();
   device::let_next_start();
-  extern __shared__ __align__(16) uint64_t keys[];
+  extern __shared__ __align__(16) char bytes[];
   __shared__ OrderShared shared;
-  const DraftTopkParams& p = task.p;
-  const int thread = threadIdx.x, depth = max(p.depth, 1), n_parts = p.depth * task.n_parts;
-  const int64_t request = blockIdx.x / depth;
-  int bad = 0;
-  for (int i = thread; i < n_parts; i += kOrderThreads)
-    bad |= task.parts[request * n_parts + i].count == kBad;
-  bad = __syncthreads_or(bad);
-  if (blockIdx.x % depth == 0 && thread == 0) p.status[request] = bad;
-  if (p.depth == 0) return;
-  RowOrder<T>(task, shared, keys, capacity, reinterpret_cast<uint32_t*>(keys + capacity), bad)
-      .run();
+  RowOrder<T>(task, shared, bytes, capacity).run();
 }
 
 }  // namespace kdt::cuda

@@ -21,6 +21,7 @@ using device::Piece;
 constexpr int kPartThreads = 256, kPartWarps = kPartThreads / 32;
 constexpr int kPartPieces = 10;  // of a lane
 constexpr int kPartLogits = kPartThreads * kPartPieces * kPiece;
+constexpr int kKthTags = 512;   // in the lowest bits: equal maxima of a row's warps differ
 constexpr int kFirstKeys = 64;  // of a list, always written
 constexpr int32_t kBad = -1;    // a part's count: there is NaN or +inf
 constexpr float kLog2E = 1.442695041f;
@@ -36,7 +37,8 @@ struct alignas(16) Part {
 struct TopkTask {
   DraftTopkParams p;
   Part* parts;      // [B, L, n_parts]
-  uint32_t* kth;    // [B, L, n_parts, kPartWarps] row_quota.q-th largest lane maxima, as keys
+  uint32_t* kth;    // [B, L, n_parts, kPartWarps] q-th largest maxima of row_quota, as keys,
+                    // tagged
   uint64_t* lists;  // [B, L, n_parts, list_size] keys, in no order
   device::Quota row_quota, part_quota;
   int n_parts, list_size;
@@ -95,32 +97,36 @@ class PartOfRow {
   // The token of the first logit of piece j.
   __device__ int first(int j) const { return first_ + j * stride_; }
 
-  // Every warp's maximum, and its q-th largest lane maxima for both quotas.
+  // Every warp's maximum, and the q-th largest maxima of its lanes' halves for both quotas.
   __device__ void find_maxima() {
-    float best = -INFINITY;
+    float best[2] = {-INFINITY, -INFINITY};
     bool bad = false;
 #pragma unroll
     for (int j = 0; j < kPartPieces; ++j) {
       const float most = device::largest_or_nan(pieces_[j].piece());
       bad |= !(most < INFINITY);
-      best = fmaxf(best, most);
+      best[j % 2] = fmaxf(best[j % 2], most);
     }
-    best_ = best;
-    uint32_t key = device::ascending_key(best), of_row = 0, of_part = 0;
-    const int q = max(task_.row_quota.q, task_.part_quota.q);
+    best_ = fmaxf(best[0], best[1]);
+    uint32_t high = device::ascending_key(best_), of_row = 0, of_part = 0;
+    uint32_t low = device::ascending_key(fminf(best[0], best[1]));
     const uint32_t max_key =
-        __any_sync(kAllLanes, bad) ? kBadRow : __reduce_max_sync(kAllLanes, key);
-    for (int i = 1; i <= min(q, 32); ++i) {
-      const uint32_t most = __reduce_max_sync(kAllLanes, key);
+        __any_sync(kAllLanes, bad) ? kBadRow : __reduce_max_sync(kAllLanes, high);
+    const int q = min(max(task_.row_quota.q, task_.part_quota.q), 64);
+    for (int i = 1; i <= q; ++i) {
+      const uint32_t most = __reduce_max_sync(kAllLanes, high);
       if (i == task_.row_quota.q) of_row = most;
       if (i == task_.part_quota.q) of_part = most;
-      const unsigned holders = __ballot_sync(kAllLanes, key == most);
-      if (lane_ == __ffs(holders) - 1) key = 0;
+      const unsigned holders = __ballot_sync(kAllLanes, high == most);
+      if (lane_ != __ffs(holders) - 1) continue;
+      high = low;
+      low = 0;
     }
     if (lane_ != 0) return;
     s_.max[warp_] = max_key;
     s_.kth[warp_] = (of_part & ~(kPartWarps - 1u)) | warp_;
-    task_.kth[part_ * kPartWarps + warp_] = of_row;
+    const unsigned tag = (blockIdx.x * kPartWarps + warp_) % kKthTags;
+    task_.kth[part_ * kPartWarps + warp_] = (of_row & ~(kKthTags - 1u)) | tag;
   }
 
   // The j-th largest of s_.kth, at most seven units in the last place lower; 0 where that is -inf

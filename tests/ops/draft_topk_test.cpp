@@ -186,6 +186,18 @@ TEST_P(DraftTopk, SmallCases) {
   }
 }
 
+// The best logits lie regularly, as no vocabulary's would by chance: a kernel that deals a row to
+// eight blocks, in turn and in lines of 64 logits, gives them all to one of them.
+TEST_P(DraftTopk, BestLogitsALineOfEveryEight) {
+  Random random(9);
+  TopkProblem t;
+  t.vocab = 20000;
+  t.k = 64;
+  for (int i = 0; i < t.vocab; ++i) t.logits.push_back(random.normal());
+  for (int i = 0; i < 80; ++i) t.logits[(8 * (i % 8) + 3) * 64 + 6 * (i / 8)] += 50.0f;
+  expect_matches_definition(backend(), t);
+}
+
 TEST_P(DraftTopk, HundredRunsGiveTheSameBits) {
   Random random(11);
   TopkProblem t;

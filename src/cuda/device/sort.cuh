@@ -27,12 +27,4 @@ __device__ inline void bitonic_sort(uint64_t* keys, int n) {
   __syncthreads();
 }
 
-// How many of keys[0 .. n) are below `key`.
-__device__ inline int count_below(const uint64_t* keys, int n, uint64_t key) {
-  int count = 0;
-#pragma unroll 8
-  for (int i = 0; i < n; ++i) count += keys[i] < key;
-  return count;
-}
-
 }  // namespace kdt::cuda::device
