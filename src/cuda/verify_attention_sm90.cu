@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     tma_prefetch_map(&args.pages_map);
     tma_prefetch_map(&args.tail_map);
   }
+  if (warp == kConsumerThreads / 32 + 1) warm_tables(args);
   __syncthreads();
   if (warp >= kConsumerThreads / 32) {
     limit_registers<kProducerRegisters, false>();

@@ -21,7 +21,7 @@ inline constexpr int kConsumerThreads = 256;             // two warpgroups
 inline constexpr int kThreads = kConsumerThreads + 128;  // and the producer's
 // Registers of a thread. The kernel starts with as many for every thread as the multiprocessor has,
 // in units of 8: what one side takes the other must have given back, or taking never ends.
-inline constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
+inline constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
 static_assert(kConsumerThreads * kConsumerRegisters + 128 * kProducerRegisters <=
               kThreads * (65536 / kThreads / 8 * 8));
 inline constexpr int kPartialFloats = kRows * kLatent;

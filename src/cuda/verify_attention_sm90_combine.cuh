@@ -23,7 +23,8 @@ __device__ __forceinline__ void store_pair(const Args& args, int64_t row, int co
   if (args.out_type == OutType::kF32) {
     *reinterpret_cast<float2*>(static_cast<float*>(args.out) + at) = make_float2(x, y);
   } else {
-    const uint32_t packed = args.out_type == OutType::kBF16 ? pack<Bf16>(x, y) : pack<Fp16>(x, y);
+    const uint32_t bf16 = pack<Bf16>(x, y), f16 = pack<Fp16>(x, y);
+    const uint32_t packed = args.out_type == OutType::kBF16 ? bf16 : f16;
     *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(args.out) + at) = packed;
   }
 }
@@ -52,33 +53,42 @@ __device__ __forceinline__ void store_slice(const Args& args, const Job& job, in
   if (item_row + 8 < n_rows) store_pair(args, out_row + 8, column, v.z, v.w);
 }
 
-// sum[i] += weighted parts [begin, end) of slice first + 8 i, i < kN. `weights` [parts][n_rows]
-// start at row `row0` of the item.
-template <int kN>
+// From one part to the next in the statistics and weights of n_rows rows: odd, so that the parts of
+// a row lie in different banks.
+__device__ __forceinline__ int stats_stride(int n_rows) {
+  return n_rows + 1;
+}
+
+// The weighted sum of parts [begin, end) of two slices. `weights` of a part start at row `row0` of
+// the item and are `stride` apart.
 __device__ __forceinline__ void add_parts(const Args& args, const Segment& s, const float* weights,
-                                          int row0, int n_rows, int begin, int end, int first,
-                                          int stride, int lane, float4 (&sum)[kN]) {
-  constexpr int kUnroll = 16 / kN;
+                                          int row0, int stride, int begin, int end,
+                                          const int (&slices)[2], int lane, float4 (&sum)[2]) {
+  constexpr int kUnroll = 9;  // loads of as many parts are under way together
+  const float4* from[2];
+  const float* weight[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    from[i] = reinterpret_cast<const float4*>(args.partial_out + slice_float(0, slices[i], lane));
+    weight[i] = weights + slices[i] / 64 * 16 + lane / 4 - row0;
+    sum[i] = {};
+  }
+#pragma unroll 1
   for (int part = begin; part < end; part += kUnroll) {
-    float4 v[kUnroll][kN];
+    float4 v[kUnroll][2];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (part + u >= end) break;
-      const int slot = s.slot(part + u);
+      const int64_t at = int64_t{s.slot(part + u)} * (kPartialFloats / 4);
 #pragma unroll
-      for (int i = 0; i < kN; ++i) {
-        v[u][i] = __ldcg(reinterpret_cast<const float4*>(
-            args.partial_out + slice_float(slot, first + stride * i, lane)));
-      }
+      for (int i = 0; i < 2; ++i) v[u][i] = __ldcg(from[i] + at);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (part + u >= end) break;
 #pragma unroll
-      for (int i = 0; i < kN; ++i) {
-        const int row = (first + stride * i) / 64 * 16 + lane / 4 - row0;
-        const float a = weights[(part + u) * n_rows + row];
-        const float b = weights[(part + u) * n_rows + row + 8];
+      for (int i = 0; i < 2; ++i) {
+        const float a = weight[i][(part + u) * stride], b = weight[i][(part + u) * stride + 8];
         sum[i].x += a * v[u][i].x;
         sum[i].y += a * v[u][i].y;
         sum[i].z += b * v[u][i].z;
@@ -93,26 +103,44 @@ __device__ __forceinline__ void part_weights(const Args& args, const Job& job, i
                                              float2* stats, float* weights) {
   const Segment& s = job.segment;
   const int row0 = first / 64 * 16, n_rows = (last - 1) / 64 * 16 + 16 - row0;
-  for (int i = threadIdx.x; i < s.n_parts * n_rows; i += kConsumerThreads) {
-    stats[i] = __ldcg(args.partial_stats + int64_t{s.slot(i / n_rows)} * kRows + row0 + i % n_rows);
+  const int stride = stats_stride(n_rows);
+  // 16 threads load the statistics of a part's 16 rows; all loads are under way together.
+  constexpr int kUnroll = 9, kGroups = kConsumerThreads / 16;
+  const int quarters = n_rows / 16, n_loads = s.n_parts * quarters, column = threadIdx.x % 16;
+#pragma unroll 1
+  for (int i = threadIdx.x / 16; i < n_loads; i += kUnroll * kGroups) {
+    float2 v[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int at = i + u * kGroups;
+      if (at >= n_loads) break;
+      v[u] = __ldcg(args.partial_stats + int64_t{s.slot(at / quarters)} * kRows + row0 +
+                    at % quarters * 16 + column);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int at = i + u * kGroups;
+      if (at >= n_loads) break;
+      stats[at / quarters * stride + at % quarters * 16 + column] = v[u];
+    }
   }
   consumers_sync();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int row = warp; row < n_rows; row += kConsumerThreads / 32) {
     float reference = kNegativeInfinity, sum = 0.0f;
     for (int i = lane; i < s.n_parts; i += 32)
-      reference = fmaxf(reference, stats[i * n_rows + row].x);
+      reference = fmaxf(reference, stats[i * stride + row].x);
     for (int d = 16; d > 0; d /= 2)
       reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, d));
     const float base = reference == kNegativeInfinity ? 0.0f : reference;
     for (int i = lane; i < s.n_parts; i += 32) {
-      const float2 part = stats[i * n_rows + row];
+      const float2 part = stats[i * stride + row];
       sum += part.y * exp2f(part.x - base);
     }
     for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
     for (int i = lane; i < s.n_parts; i += 32)
-      weights[i * n_rows + row] = exp2f(stats[i * n_rows + row].x - base) * inverse;
+      weights[i * stride + row] = exp2f(stats[i * stride + row].x - base) * inverse;
     // Written by the part whose share begins or contains the first slice of the row's quarter.
     const int quarter_slice = (row0 + row) / 16 * 64;
     const int64_t item_row = int64_t{s.item} * kRows + row0 + row;
@@ -149,33 +177,34 @@ __device__ __forceinline__ void combine(const Args& args, const Job& job, uint8_
   if (first == last) return;
   const int row0 = first / 64 * 16, n_rows = (last - 1) / 64 * 16 + 16 - row0;
   auto* stats = reinterpret_cast<float2*>(scratch);
-  auto* weights = reinterpret_cast<float*>(stats + s.n_parts * n_rows);
+  const int stride = stats_stride(n_rows);
+  auto* weights = reinterpret_cast<float*>(stats + (s.n_parts * stride + 1) / 2 * 2);
   part_weights(args, job, first, last, stats, weights);
 
+  // With many parts there are few slices for each: then a warp does an eighth of the parts of
+  // every slice, else all parts of every eighth slice.
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const auto add = [&](auto& sum, int begin, int end, int slice, int stride) {
-    add_parts(args, s, weights, row0, n_rows, begin, end, slice, stride, lane, sum);
-  };
-  if (last - first >= 8) {  // a warp does every eighth slice
-    int slice = first + warp;
-    for (; slice + 24 < last; slice += 32) {
-      float4 sum[4] = {};
-      add(sum, 0, s.n_parts, slice, 8);
-      for (int i = 0; i < 4; ++i) store_slice(args, job, slice + 8 * i, lane, sum[i]);
+  const bool share_parts = last - first < 8;
+  const int begin = share_parts ? s.n_parts * warp / 8 : 0;
+  const int end = share_parts ? s.n_parts * (warp + 1) / 8 : s.n_parts;
+  const int step = share_parts ? 1 : 8;
+  auto* sums = reinterpret_cast<float4*>(weights + (s.n_parts * stride + 3) / 4 * 4);
+#pragma unroll 1
+  for (int slice = first + (share_parts ? 0 : warp); slice < last; slice += 2 * step) {
+    const bool second = slice + step < last;
+    const int slices[2] = {slice, second ? slice + step : slice};
+    float4 sum[2];
+    add_parts(args, s, weights, row0, stride, begin, end, slices, lane, sum);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (i == 1 && !second) break;
+      if (share_parts)
+        sums[((slices[i] - first) * 8 + warp) * 32 + lane] = sum[i];
+      else
+        store_slice(args, job, slices[i], lane, sum[i]);
     }
-    for (; slice < last; slice += 8) {
-      float4 sum[1] = {};
-      add(sum, 0, s.n_parts, slice, 8);
-      store_slice(args, job, slice, lane, sum[0]);
-    }
-  } else {  // many parts: a warp does an eighth of the parts of every slice
-    auto* sums = reinterpret_cast<float4*>(weights + (s.n_parts * n_rows + 3) / 4 * 4);
-    const int begin = s.n_parts * warp / 8, end = s.n_parts * (warp + 1) / 8;
-    for (int slice = first; slice < last; ++slice) {
-      float4 sum[1] = {};
-      add(sum, begin, end, slice, 1);
-      sums[((slice - first) * 8 + warp) * 32 + lane] = sum[0];
-    }
+  }
+  if (share_parts) {
     consumers_sync();
     if (warp < last - first) {
       float4 total = {};

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/device/tma.cuh"
-#include "cuda/verify_attention_sm90_args.cuh"
+#include "cuda/verify_attention_sm90_mask.cuh"
 
 namespace kdt::cuda::sm90 {
 
@@ -40,6 +40,7 @@ __device__ __forceinline__ Schedule make_schedule(const Args& args) {
   const BatchTotals totals = batch_totals(args.lengths);
   Schedule schedule(args.lengths, totals, gridDim.x, kSegmentOverhead);
   const int lane = threadIdx.x % 32;
+#pragma unroll 1
   for (int first = 0; first < 128; first += 32) {  // every lane tries another quota
     const int full = schedule.candidate(first + lane);
     int n_full = 0;
@@ -54,71 +55,110 @@ __device__ __forceinline__ Schedule make_schedule(const Args& args) {
   return schedule;
 }
 
+// Asks the L2 for what the producers read as soon as they know their segments: a share of the block
+// table for each thread block.
+__device__ __forceinline__ void warm_tables(const Args& args) {
+  constexpr int kLine = 128 / sizeof(int32_t);
+  const int lane = threadIdx.x % 32;
+  const auto prefetch = [](const int32_t* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
+  };
+  if (lane * kLine < args.lengths.n_requests) prefetch(args.row_offset + lane * kLine);
+  const int64_t at = (int64_t{blockIdx.x} * 32 + lane) * kLine;
+  if (at < int64_t{args.lengths.n_requests} * args.max_blocks) prefetch(args.block_table + at);
+}
+
 class Producer {
  public:
   __device__ __forceinline__ Producer(const Args& args, Shared& shared)
       : args_(args), shared_(shared), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run(const Schedule& schedule) {
-    const int block = blockIdx.x;
-    Segment s;
-    for (Schedule::Cursor c; schedule.next(block, c, s);) {
-      hand_over(Job::kAttend, s);
-      copy(s);
+    Job job;
+    job.kind = Job::kAttend;
+    Schedule::Cursor cursor;
+#pragma unroll 1
+    while (job.kind != Job::kEnd) {  // all segments, then those to combine once more
+      if (!next(schedule, cursor, job)) {
+        job.kind = job.kind == Job::kAttend ? Job::kCombine : Job::kEnd;
+        cursor = {};
+        if (job.kind == Job::kEnd) hand_over(job);
+        continue;
+      }
+      if (job.kind == Job::kCombine && job.segment.n_parts == 1) continue;
+      // Pages are asked for before the job is handed over: all loads are on their way together.
+      const int pages = load_pages(job, job.segment.first_block);
+      hand_over(job);
+      if (job.kind == Job::kAttend) copy(job, pages);
     }
-    for (Schedule::Cursor c; schedule.next(block, c, s);) {
-      if (s.n_parts > 1) hand_over(Job::kCombine, s);
-    }
-    hand_over(Job::kEnd, Segment{});
   }
 
  private:
-  __device__ __forceinline__ void hand_over(Job::Kind kind, const Segment& s) {
+  // This thread block's next segment and its request.
+  __device__ __forceinline__ bool next(const Schedule& schedule, Schedule::Cursor& c, Job& job) {
+    Segment& s = job.segment;
+    if (!schedule.next(blockIdx.x, c, s)) return false;
+    job.row_offset = args_.row_offset[s.request];
+    job.n_nodes = args_.lengths.n_nodes[s.request];
+    job.prefix_len = args_.lengths.prefix_len[s.request];
+    return true;
+  }
+
+  __device__ __forceinline__ void hand_over(const Job& job) {
     const int at = job_ & 1;
     if (lane_ == 0) {
       mbarrier_wait(&shared_.job_empty[at], (job_ >> 1 & 1) ^ 1);
-      Job& job = shared_.job[at];
-      job.kind = kind;
-      job.segment = s;
-      if (kind != Job::kEnd) {
-        job.row_offset = args_.row_offset[s.request];
-        job.n_nodes = args_.lengths.n_nodes[s.request];
-        job.prefix_len = args_.lengths.prefix_len[s.request];
-      }
+      shared_.job[at] = job;
       mbarrier_arrive(&shared_.job_full[at]);
     }
     __syncwarp();
     ++job_;
   }
 
-  __device__ __forceinline__ void copy(const Segment& s) {
-    const int row_offset = args_.row_offset[s.request];
-    const int prefix_blocks = (args_.lengths.prefix_len[s.request] + kKeys - 1) / kKeys;
+  // Lane l's page is that of key block first + l.
+  __device__ __forceinline__ int load_pages(const Job& job, int first) const {
+    const Segment& s = job.segment;
+    const int end = min(prefix_blocks(job), s.first_block + s.n_blocks);
     const int32_t* table = args_.block_table + int64_t{s.request} * args_.max_blocks;
-    const int end = s.first_block + s.n_blocks;
-    // Lane l holds the pages of key blocks l, l + 1, ... ahead of their use.
-    const auto load_pages = [&](int first) {
-      return first + lane_ < min(prefix_blocks, end) ? __ldg(table + first + lane_) : 0;
-    };
-    int pages = 0, next_pages = load_pages(s.first_block);
-    if (lane_ == 0) mbarrier_wait(&shared_.q_empty, (segment_ & 1) ^ 1);
-    const int q_row = row_offset * args_.lengths.n_heads + s.item * kRows;
+    return first + lane_ < end ? __ldg(table + first + lane_) : 0;
+  }
+
+  __device__ __forceinline__ void copy(const Job& job, int next_pages) {
+    const Segment& s = job.segment;
+    const int n_prefix_blocks = prefix_blocks(job);
+    int pages = 0;
+    const int q_row = job.row_offset * args_.lengths.n_heads + s.item * kRows;
+    if (segment_ > 0 && lane_ < kWidthTiles) tma_prefetch_2d(&args_.q_map, lane_ * 64, q_row);
     for (int i = 0; i < s.n_blocks; ++i) {
       if (i % 32 == 0) {
         pages = next_pages;
-        next_pages = load_pages(s.first_block + i + 32);
+        next_pages = load_pages(job, s.first_block + i + 32);
       }
       const int page = __shfl_sync(kAllLanes, pages, i % 32);
       const int key_block = s.first_block + i;
       if (lane_ != 0) continue;
-      const bool in_prefix = key_block < prefix_blocks;
+      const bool in_prefix = key_block < n_prefix_blocks;
       copy_block(in_prefix ? &args_.pages_map : &args_.tail_map,
-                 in_prefix ? page * kKeys : row_offset + (key_block - prefix_blocks) * kKeys,
-                 block_ + i, i == 0 ? q_row : -1);
+                 in_prefix ? page * kKeys : job.row_offset + (key_block - n_prefix_blocks) * kKeys,
+                 block_ + i, i == 0 && segment_ == 0 ? q_row : -1);
+      if (i == 0 && segment_ > 0) copy_queries(q_row, (block_ & 1) * 4);
     }
     __syncwarp();
     block_ += s.n_blocks;
     ++segment_;
+  }
+
+  // Of a later segment: its first keys are copied while the last products still need the queries of
+  // the one before. `first`: the first latent tile.
+  __device__ __forceinline__ void copy_queries(int row, int first) {
+    mbarrier_wait(&shared_.q_empty, (segment_ & 1) ^ 1);
+#pragma unroll 1
+    for (int j = 0; j < kWidthTiles; ++j) copy_query(j == 0 ? kRopeTile : (j - 1) ^ first, row);
+  }
+
+  __device__ __forceinline__ void copy_query(int tile, int row) {
+    mbarrier_arrive_expect(&shared_.q_full[tile], kTileBytes);
+    tma_load_2d(shared_.q[tile], &args_.q_map, tile * 64, row, &shared_.q_full[tile]);
   }
 
   // Key block number `block` of this thread block, and with the first one the queries. Tiles go in
@@ -132,10 +172,7 @@ class Producer {
       const int tile = j == 0 ? kRopeTile : (j - 1) ^ (slot * 4);
       if (j == 0) mbarrier_wait(&shared_.rope_empty[slot], parity);
       if (j % 2 == 1) mbarrier_wait(&shared_.pair_empty[slot][tile / 2], parity);
-      if (q_row >= 0) {
-        mbarrier_arrive_expect(&shared_.q_full[tile], kTileBytes);
-        tma_load_2d(shared_.q[tile], &args_.q_map, tile * 64, q_row, &shared_.q_full[tile]);
-      }
+      if (q_row >= 0) copy_query(tile, q_row);
       mbarrier_arrive_expect(&shared_.k_full[slot][tile], kTileBytes);
       tma_load_2d(shared_.k[slot][tile], map, tile * 64, row, &shared_.k_full[slot][tile]);
     }

@@ -20,7 +20,10 @@ namespace kdt::cuda::sm90 {
 inline constexpr int kRows = 64;  // query rows of an item
 inline constexpr int kKeys = 64;  // keys of a key block
 // Cost of a segment in key blocks: what was fastest on average, not what its start and end take.
-inline constexpr int kSegmentOverhead = 28;
+inline constexpr int kSegmentOverhead = 14;
+
+// What a second segment costs a thread block, in key blocks.
+inline constexpr int kSecondSegment = 8;
 
 struct BatchLengths {
   const int32_t* n_nodes;
@@ -62,6 +65,10 @@ class Schedule {
     const int done = waves_ * n_blocks;
     rest_items_ = totals.items - done;
     rest_blocks_ = totals.key_blocks - done * totals.max_blocks;
+    if (rest_items_ > 0 && rest_items_ <= n_blocks) {
+      const int parts = n_blocks / rest_items_;
+      largest_ = (totals.max_blocks + parts - 1) / parts;
+    }
   }
 
   // Partial results of items in several parts: slots a kernel may use.
@@ -80,10 +87,12 @@ class Schedule {
     if (full < 1) return false;
     if (totals_.uniform) {
       const int f = (totals_.max_blocks - 1) / full;
-      const int rest = totals_.max_blocks - f * full;
-      // Not many short rests to one thread block: it would combine them one after the other.
-      if (f > 0 && rest_items_ > 8 && full + overhead_ > 8 * (rest + overhead_)) return false;
       parts = f * rest_items_;
+      if (parts + rest_items_ <= n_blocks_) {  // every rest has a thread block of its own
+        *n_full = parts;
+        return true;
+      }
+      if (full + kSecondSegment > largest_) return false;
       line = rest_items_ * (totals_.max_blocks - f * full + overhead_);
     } else {
       for (int b = 0; b < lengths_.n_requests; ++b) {
@@ -101,6 +110,9 @@ class Schedule {
   __host__ __device__ void choose(int full, int n_full) {
     full_ = full;
     n_full_ = n_full;
+    quota_ = full + overhead_;
+    if (totals_.uniform && n_full + rest_items_ <= n_blocks_)
+      quota_ = totals_.max_blocks - (totals_.max_blocks - 1) / full * full + overhead_;
   }
 
   // If no candidate fits: whole items only, cut where a thread block has its share.
@@ -128,7 +140,7 @@ class Schedule {
       return true;
     }
     const int n_runs = totals_.uniform ? rest_items_ > 0 : lengths_.n_requests;
-    const int begin = (block - n_full_) * (full_ + overhead_), end = begin + full_ + overhead_;
+    const int begin = (block - n_full_) * quota_, end = begin + quota_;
     for (; c.run < n_runs; ++c.run, c.item = -1) {
       const int count = totals_.uniform ? rest_items_ : lengths_.items(c.run);
       if (count == 0) continue;
@@ -166,10 +178,10 @@ class Schedule {
   // Part `part` of item x of a run of items of n key blocks.
   __host__ __device__ Segment part_of(const Cursor& c, int x, int n, int part) const {
     const int f = (n - 1) / full_;
-    const int rest = n - f * full_, quota = full_ + overhead_;
+    const int rest = n - f * full_;
     const int start = c.line + x * (rest + overhead_) + overhead_;
-    const int block = n_full_ + start / quota;  // that begins the rest
-    const int room = (start / quota + 1) * quota - start;
+    const int block = n_full_ + start / quota_;  // that begins the rest
+    const int room = (start / quota_ + 1) * quota_ - start;
     const int head = room < rest ? room : rest;
     Segment s;
     s.request = c.run;
@@ -195,8 +207,10 @@ class Schedule {
   int n_blocks_, overhead_;
   int waves_ = 0;
   int rest_items_ = 0, rest_blocks_ = 0;
-  int full_ = 1;    // key blocks of a full part
-  int n_full_ = 0;  // thread blocks that do one full part each; the others share the line
+  int full_ = 1;     // key blocks of a full part
+  int n_full_ = 0;   // thread blocks that do one full part each; the others share the line
+  int quota_ = 1;    // of the line, to each of them
+  int largest_ = 0;  // key blocks of a part if every thread block has one
 };
 
 }  // namespace kdt::cuda::sm90

@@ -1,6 +1,8 @@
 // Storing what a consumer warpgroup of the wgmma attention kernel has computed.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/verify_attention_sm90_combine.cuh"
 
 namespace kdt::cuda::sm90 {
@@ -25,6 +27,17 @@ __device__ __forceinline__ void store_part(const Args& args, const Segment& s, i
   __threadfence();
   consumers_sync();
   if (threadIdx.x == 0) atomicAdd(args.counters + 2 * s.owner, 1u);
+}
+
+// Row `r` of the thread's two times `factor`, as pairs of columns 8 apart from `to` on.
+template <typename T, typename Pair>
+__device__ __forceinline__ void store_row(T* to, int r, const float (&o)[128], float factor,
+                                          const Pair& pair) {
+#pragma unroll
+  for (int j = 0; j < 32; ++j) {
+    const auto value = pair(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
+    *reinterpret_cast<std::remove_const_t<decltype(value)>*>(to + 8 * j) = value;
+  }
 }
 
 // The result of segment number `segment` of the block: the item's if it is the only part, or a part
@@ -61,11 +74,14 @@ __device__ __forceinline__ void store_segment(const Args& args, Shared& shared, 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (item_row + 8 * r >= n_rows) continue;
-#pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      store_pair(args, out_row + 8 * r, column + 8 * j, o[4 * j + 2 * r] * inverse[r],
-                 o[4 * j + 2 * r + 1] * inverse[r]);
-    }
+    const int64_t at = (out_row + 8 * r) * kLatent + column;
+    if (args.out_type == OutType::kF32)
+      store_row(static_cast<float*>(args.out) + at, r, o, inverse[r],
+                [](float x, float y) { return make_float2(x, y); });
+    else if (args.out_type == OutType::kBF16)
+      store_row(static_cast<uint16_t*>(args.out) + at, r, o, inverse[r], pack<Bf16>);
+    else
+      store_row(static_cast<uint16_t*>(args.out) + at, r, o, inverse[r], pack<Fp16>);
     if (group == 0 && lane % 4 == 0) args.lse[out_row + 8 * r] = row_lse(reference[r], total[r]);
   }
 }

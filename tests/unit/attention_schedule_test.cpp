@@ -105,5 +105,21 @@ TEST(AttentionSchedule, CoversEveryKeyBlockOnce) {
   }
 }
 
+// One request of few items: no thread block does two segments while others have none.
+TEST(AttentionSchedule, GivesEveryRestABlockOfItsOwn) {
+  for (int n_items = 1; n_items <= 66; ++n_items) {
+    const int32_t n_nodes = n_items * 8, prefix = 1000;
+    const BatchLengths lengths = {&n_nodes, &prefix, 1, 8};
+    const Schedule schedule = chosen(lengths, 132);
+    for (int block = 0; block < 132; ++block) {
+      Schedule::Cursor cursor;
+      Segment s;
+      int n = 0;
+      while (schedule.next(block, cursor, s)) ++n;
+      EXPECT_LE(n, 1) << n_items << " items, block " << block;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kdt::cuda::sm90

@@ -22,6 +22,15 @@ __device__ __forceinline__ void tma_load_2d(void* shared, const CUtensorMap* map
       : "memory");
 }
 
+// Asks for the map's box to be brought into the L2.
+__device__ __forceinline__ void tma_prefetch_2d(const CUtensorMap* map, int32_t column,
+                                                int32_t row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(
+                   reinterpret_cast<uint64_t>(map)),
+               "r"(column), "r"(row)
+               : "memory");
+}
+
 // Orders this thread's ordinary writes to shared memory before later reads and writes of the tensor
 // cores and the copy engine.
 __device__ __forceinline__ void fence_proxy_async() {
