@@ -13,6 +13,26 @@
 namespace kdt::cuda {
 namespace sm90 {
 
+// A lane each, all at once: one after the other they would delay the start.
+__device__ __forceinline__ void init_barriers(Shared& shared) {
+  const int lane = threadIdx.x;
+  if (lane == 0 && shared_address(&shared) % 1024 != 0) __trap();
+  if (lane < kWidthTiles) {
+    mbarrier_init(&shared.q_full[lane], 1);
+    mbarrier_init(&shared.k_full[0][lane], 1);
+    mbarrier_init(&shared.k_full[1][lane], 1);
+  }
+  if (lane < 8) mbarrier_init(&shared.pair_empty[lane / 4][lane % 4], 4);
+  if (lane < 2) {
+    mbarrier_init(&shared.rope_empty[lane], 4);
+    mbarrier_init(&shared.p_full[lane], 4);
+    mbarrier_init(&shared.job_full[lane], 1);
+    mbarrier_init(&shared.job_empty[lane], 8);
+  }
+  if (lane == 0) mbarrier_init(&shared.q_empty, 8);
+  mbarrier_fence_init();
+}
+
 // Job number n, once the producer has handed it over.
 __device__ __forceinline__ Job next_job(Shared& shared, int n) {
   mbarrier_wait(&shared.job_full[n & 1], n >> 1 & 1);
@@ -32,31 +52,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
   const int warp = uniform(threadIdx.x / 32);
-  if (threadIdx.x == 0) {
-    if (shared_address(dynamic_shared) % 1024 != 0) __trap();
-    for (int j = 0; j < kWidthTiles; ++j) mbarrier_init(&shared.q_full[j], 1);
-    mbarrier_init(&shared.q_empty, 8);
-    for (int slot = 0; slot < 2; ++slot) {
-      for (int j = 0; j < kWidthTiles; ++j) mbarrier_init(&shared.k_full[slot][j], 1);
-      for (int pair = 0; pair < 4; ++pair) mbarrier_init(&shared.pair_empty[slot][pair], 4);
-      mbarrier_init(&shared.rope_empty[slot], 4);
-      mbarrier_init(&shared.p_full[slot], 4);
-      mbarrier_init(&shared.job_full[slot], 1);
-      mbarrier_init(&shared.job_empty[slot], 8);
-    }
-    mbarrier_fence_init();
-  }
-  if (threadIdx.x == kConsumerThreads) {
-    tma_prefetch_map(&args.q_map);
-    tma_prefetch_map(&args.pages_map);
-    tma_prefetch_map(&args.tail_map);
-  }
-  if (warp == kConsumerThreads / 32 + 1) warm_tables(args);
-  __syncthreads();
+  if (warp == 0) init_barriers(shared);
   if (warp >= kConsumerThreads / 32) {
     limit_registers<kProducerRegisters, false>();
-    if (warp == kConsumerThreads / 32) Producer(args, shared).run(make_schedule(args));
+    if (warp == kConsumerThreads / 32) {
+      const Schedule schedule = make_schedule(args);
+      __syncthreads();
+      Producer(args, shared).run(schedule);
+    } else {
+      if (warp == kConsumerThreads / 32 + 1) warm(args);
+      __syncthreads();
+    }
   } else {
+    __syncthreads();
     limit_registers<kConsumerRegisters, true>();
     int n_jobs = 0, n_blocks = 0;
     Job job = next_job(shared, n_jobs++);
@@ -126,6 +134,7 @@ Args make_args(const VerifyAttentionParams& p, int blocks) {
                        ? tensor_map(p.kv_pages, p.kv_dtype, int64_t{p.n_pages} * kPageTokens)
                        : args.tail_map;
   args.lengths = {p.rows.n_nodes, p.rows.prefix_len, p.rows.n_requests, p.n_heads};
+  args.kv_pages = static_cast<const uint8_t*>(p.kv_pages);
   args.row_offset = p.rows.row_offset;
   args.block_table = p.rows.block_table;
   args.ancestors = p.ancestors;

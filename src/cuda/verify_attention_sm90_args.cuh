@@ -33,6 +33,7 @@ struct Args {
   CUtensorMap pages_map;  // [n_pages * 64, 576]
   CUtensorMap tail_map;   // [R, 576]
   BatchLengths lengths;
+  const uint8_t* kv_pages;
   const int32_t* row_offset;
   const int32_t* block_table;
   const uint64_t* ancestors;

@@ -40,9 +40,9 @@ class SegmentConsumer {
   __device__ __forceinline__ void run() {
     const int n = job_.segment.n_blocks;
     for (int i = (block_ + group_) & 1; i < n; i += 2) {
-      const RowWords words = row_words(args_, job_, row_, job_.segment.first_block + i);
       wgmma_touch(s_);
       scores<0, kTilesAhead>(i);
+      const RowWords words = row_words(args_, job_, row_, job_.segment.first_block + i);
       if (i > 0) products_of_other(i - 1);
       scores<kTilesAhead, kWidthTiles>(i);
       if (i > 0) {
@@ -53,6 +53,7 @@ class SegmentConsumer {
       wgmma_wait<0>();
       wgmma_touch(s_);
       arrive(&shared_.rope_empty[group_]);
+      group_sync();  // all warps have read the probabilities that are overwritten next
       softmax(i, words);
       products_of_own(i);
     }
@@ -173,15 +174,14 @@ class SegmentConsumer {
     }
   }
 
-  // Publishes p_ of block i and does o += p v with it.
+  // Does o += p v with p_ of block i, and publishes p_ meanwhile.
   __device__ __forceinline__ void products_of_own(int i) {
-    group_sync();  // all warps have read the probabilities that are overwritten now
     if (i > 0 && __any_sync(0xffffffffu, moves(next_))) rescale(next_);
     reference_[0] = next_[0];
     reference_[1] = next_[1];
     sum_[0] += new_sum_[0];
     sum_[1] += new_sum_[1];
-    publish();
+    store_probabilities();
     clear_missing_values(i, group_);
     const uint64_t v = column_major_descriptor(shared_.k[group_][4 * group_]);
     wgmma_touch(o_);
@@ -190,6 +190,8 @@ class SegmentConsumer {
     for (int step = 0; step < 4; ++step)
       wgmma_64x256<Element>(o_, p_ + 4 * step, advance(v, 2048 * step), i + step > 0);
     wgmma_commit();
+    fence_proxy_async();
+    arrive(&shared_.p_full[group_]);
     wait_for_products();
     release_values(group_);
   }
@@ -205,7 +207,7 @@ class SegmentConsumer {
     if (lane_ < 2) mbarrier_arrive(&shared_.pair_empty[slot][2 * group_ + lane_]);
   }
 
-  __device__ __forceinline__ void publish() {
+  __device__ __forceinline__ void store_probabilities() {
     const int row = threadIdx.x / 32 % 4 * 16 + lane_ % 16;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -217,8 +219,6 @@ class SegmentConsumer {
       shared_.reference[row_] = reference_[0];
       shared_.reference[row_ + 8] = reference_[1];
     }
-    fence_proxy_async();
-    arrive(&shared_.p_full[group_]);
   }
 
   __device__ __forceinline__ void rescale(const float (&reference)[2]) {

@@ -55,17 +55,27 @@ __device__ __forceinline__ Schedule make_schedule(const Args& args) {
   return schedule;
 }
 
-// Asks the L2 for what the producers read as soon as they know their segments: a share of the block
-// table for each thread block.
-__device__ __forceinline__ void warm_tables(const Args& args) {
+#ifdef KDT_AHEAD
+inline constexpr int kBlocksAhead = KDT_AHEAD, kItemsTogether = 4;
+#endif
+
+__device__ __forceinline__ void prefetch_l2(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
+}
+
+// Asks for what the producer reads as soon as it knows its segments: tensor maps, and of the block
+// table a share for each thread block.
+__device__ __forceinline__ void warm(const Args& args) {
   constexpr int kLine = 128 / sizeof(int32_t);
   const int lane = threadIdx.x % 32;
-  const auto prefetch = [](const int32_t* at) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
-  };
-  if (lane * kLine < args.lengths.n_requests) prefetch(args.row_offset + lane * kLine);
+  if (lane == 0) {
+    tma_prefetch_map(&args.q_map);
+    tma_prefetch_map(&args.pages_map);
+    tma_prefetch_map(&args.tail_map);
+  }
+  if (lane * kLine < args.lengths.n_requests) prefetch_l2(args.row_offset + lane * kLine);
   const int64_t at = (int64_t{blockIdx.x} * 32 + lane) * kLine;
-  if (at < int64_t{args.lengths.n_requests} * args.max_blocks) prefetch(args.block_table + at);
+  if (at < int64_t{args.lengths.n_requests} * args.max_blocks) prefetch_l2(args.block_table + at);
 }
 
 class Producer {
@@ -136,17 +146,35 @@ class Producer {
       }
       const int page = __shfl_sync(kAllLanes, pages, i % 32);
       const int key_block = s.first_block + i;
-      if (lane_ != 0) continue;
       const bool in_prefix = key_block < n_prefix_blocks;
-      copy_block(in_prefix ? &args_.pages_map : &args_.tail_map,
-                 in_prefix ? page * kKeys : job.row_offset + (key_block - n_prefix_blocks) * kKeys,
-                 block_ + i, i == 0 && segment_ == 0 ? q_row : -1);
-      if (i == 0 && segment_ > 0) copy_queries(q_row, (block_ & 1) * 4);
+      if (lane_ == 0) {
+        copy_block(in_prefix ? &args_.pages_map : &args_.tail_map,
+                   in_prefix ? page * kKeys : job.row_offset + (key_block - n_prefix_blocks) * kKeys,
+                   block_ + i, i == 0 && segment_ == 0 ? q_row : -1);
+        if (i == 0 && segment_ > 0) copy_queries(q_row, (block_ & 1) * 4);
+      }
+      __syncwarp();
+#ifdef KDT_AHEAD
+      const int ahead = i % 32 + kBlocksAhead;
+      const int later = __shfl_sync(kAllLanes, ahead < 32 ? pages : next_pages, ahead % 32);
+      if (s.item % kItemsTogether == 0 && i + kBlocksAhead < s.n_blocks &&
+          key_block + kBlocksAhead < n_prefix_blocks)
+        prefetch_page(later);
+#endif
     }
-    __syncwarp();
     block_ += s.n_blocks;
     ++segment_;
   }
+
+#ifdef KDT_AHEAD
+  // Not through the copy engine, in whose queue it would stand before the copies.
+  __device__ __forceinline__ void prefetch_page(int page) const {
+    constexpr int kLine = 128, kPageBytes = kKeys * kWidth * 2;
+    const uint8_t* at = args_.kv_pages + int64_t{page} * kPageBytes + lane_ * kLine;
+#pragma unroll 6
+    for (int i = 0; i < kPageBytes; i += 32 * kLine) prefetch_l2(at + i);
+  }
+#endif
 
   // Of a later segment: its first keys are copied while the last products still need the queries of
   // the one before. `first`: the first latent tile.

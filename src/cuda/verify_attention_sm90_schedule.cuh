@@ -25,6 +25,20 @@ inline constexpr int kSegmentOverhead = 14;
 // What a second segment costs a thread block, in key blocks.
 inline constexpr int kSecondSegment = 8;
 
+// a / b for a >= 0, b > 0. A division is most of what planning costs a thread block before its first
+// copy, and the general one is slow: this one guesses in fp32.
+__host__ __device__ inline int quotient(int a, int b) {
+#ifdef __CUDA_ARCH__
+  int q = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
+  int rest = a - q * b;
+  for (; rest < 0; rest += b) --q;
+  for (; rest >= b; rest -= b) ++q;
+  return q;
+#else
+  return a / b;
+#endif
+}
+
 struct BatchLengths {
   const int32_t* n_nodes;
   const int32_t* prefix_len;
@@ -61,13 +75,13 @@ class Schedule {
   __host__ __device__ Schedule(const BatchLengths& lengths, const BatchTotals& totals, int n_blocks,
                                int overhead)
       : lengths_(lengths), totals_(totals), n_blocks_(n_blocks), overhead_(overhead) {
-    if (totals.uniform) waves_ = totals.items / n_blocks;
+    if (totals.uniform) waves_ = quotient(totals.items, n_blocks);
     const int done = waves_ * n_blocks;
     rest_items_ = totals.items - done;
     rest_blocks_ = totals.key_blocks - done * totals.max_blocks;
     if (rest_items_ > 0 && rest_items_ <= n_blocks) {
-      const int parts = n_blocks / rest_items_;
-      largest_ = (totals.max_blocks + parts - 1) / parts;
+      const int parts = quotient(n_blocks, rest_items_);
+      largest_ = quotient(totals.max_blocks + parts - 1, parts);
     }
   }
 
@@ -76,8 +90,8 @@ class Schedule {
 
   // The quota to try as number i: key blocks of a full part. Later ones are larger.
   __host__ __device__ int candidate(int i) const {
-    const int even = (rest_blocks_ + n_blocks_ - 1) / n_blocks_;
-    const int step = 1 + overhead_ * rest_items_ / n_blocks_ / 16;
+    const int even = quotient(rest_blocks_ + n_blocks_ - 1, n_blocks_);
+    const int step = 1 + quotient(overhead_ * rest_items_, n_blocks_ * 16);
     return even + i * step;
   }
 
@@ -86,7 +100,7 @@ class Schedule {
     int parts = 0, line = 0;
     if (full < 1) return false;
     if (totals_.uniform) {
-      const int f = (totals_.max_blocks - 1) / full;
+      const int f = quotient(totals_.max_blocks - 1, full);
       parts = f * rest_items_;
       if (parts + rest_items_ <= n_blocks_) {  // every rest has a thread block of its own
         *n_full = parts;
@@ -98,7 +112,7 @@ class Schedule {
       for (int b = 0; b < lengths_.n_requests; ++b) {
         const int n = lengths_.key_blocks(b), items = lengths_.items(b);
         if (items == 0) continue;
-        const int f = (n - 1) / full;
+        const int f = quotient(n - 1, full);
         parts += f * items;
         line += items * (n - f * full + overhead_);
       }
@@ -112,13 +126,13 @@ class Schedule {
     n_full_ = n_full;
     quota_ = full + overhead_;
     if (totals_.uniform && n_full + rest_items_ <= n_blocks_)
-      quota_ = totals_.max_blocks - (totals_.max_blocks - 1) / full * full + overhead_;
+      quota_ = totals_.max_blocks - quotient(totals_.max_blocks - 1, full) * full + overhead_;
   }
 
   // If no candidate fits: whole items only, cut where a thread block has its share.
   __host__ __device__ void choose_largest() {
     const int line = rest_blocks_ + rest_items_ * overhead_;
-    const int quota = (line + n_blocks_ - 1) / n_blocks_;
+    const int quota = quotient(line + n_blocks_ - 1, n_blocks_);
     const int most = totals_.max_blocks + overhead_;
     choose((quota > most ? quota : most) - overhead_, 0);
   }
@@ -135,7 +149,8 @@ class Schedule {
   __host__ __device__ bool next(int block, Cursor& c, Segment& s) const {
     if (c.wave < waves_) {
       const int items = lengths_.items(0), i = c.wave * n_blocks_ + block;
-      s = {i / items, i % items, 0, totals_.max_blocks, 0, 1, 0, 0, 0, 0};
+      const int request = quotient(i, items);
+      s = {request, i - request * items, 0, totals_.max_blocks, 0, 1, 0, 0, 0, 0};
       ++c.wave;
       return true;
     }
@@ -145,17 +160,18 @@ class Schedule {
       const int count = totals_.uniform ? rest_items_ : lengths_.items(c.run);
       if (count == 0) continue;
       const int n = totals_.uniform ? totals_.max_blocks : lengths_.key_blocks(c.run);
-      const int f = (n - 1) / full_;
+      const int f = quotient(n - 1, full_);
       const int rest = n - f * full_;
       const int cost = rest + overhead_;
       if (block < n_full_) {
         if (block < c.owner + count * f) {
-          s = part_of(c, (block - c.owner) / f, n, (block - c.owner) % f);
+          const int x = quotient(block - c.owner, f);
+          s = part_of(c, x, n, f, block - c.owner - x * f);
           c.run = n_runs;
           return true;
         }
       } else {
-        if (c.item < 0) c.item = begin < c.line + cost ? 0 : (begin - c.line) / cost;
+        if (c.item < 0) c.item = begin < c.line + cost ? 0 : quotient(begin - c.line, cost);
         for (; c.item < count; ++c.item) {
           const int start = c.line + c.item * cost + overhead_;  // of its key blocks on the line
           if (start >= end) {
@@ -163,7 +179,7 @@ class Schedule {
             return false;
           }
           if (start + rest <= begin) continue;
-          s = part_of(c, c.item, n, start >= begin ? f : f + 1);
+          s = part_of(c, c.item, n, f, start >= begin ? f : f + 1);
           ++c.item;
           return true;
         }
@@ -175,21 +191,21 @@ class Schedule {
   }
 
  private:
-  // Part `part` of item x of a run of items of n key blocks.
-  __host__ __device__ Segment part_of(const Cursor& c, int x, int n, int part) const {
-    const int f = (n - 1) / full_;
+  // Part `part` of item x of a run of items of n key blocks, of which f full parts come first.
+  __host__ __device__ Segment part_of(const Cursor& c, int x, int n, int f, int part) const {
     const int rest = n - f * full_;
     const int start = c.line + x * (rest + overhead_) + overhead_;
-    const int block = n_full_ + start / quota_;  // that begins the rest
-    const int room = (start / quota_ + 1) * quota_ - start;
+    const int quotas = quotient(start, quota_);
+    const int block = n_full_ + quotas;  // that begins the rest
+    const int room = (quotas + 1) * quota_ - start;
     const int head = room < rest ? room : rest;
     Segment s;
     s.request = c.run;
     s.item = x;
     if (totals_.uniform) {
       const int items = lengths_.items(0), i = waves_ * n_blocks_ + x;
-      s.request = i / items;
-      s.item = i % items;
+      s.request = quotient(i, items);
+      s.item = i - s.request * items;
     }
     s.part = part;
     s.n_parts = f + (head < rest ? 2 : 1);
