@@ -13,23 +13,18 @@
 namespace kdt::cuda {
 namespace sm90 {
 
-// A lane each, all at once: one after the other they would delay the start.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
-  const int lane = threadIdx.x;
-  if (lane == 0 && shared_address(&shared) % 1024 != 0) __trap();
-  if (lane < kWidthTiles) {
-    mbarrier_init(&shared.q_full[lane], 1);
-    mbarrier_init(&shared.k_full[0][lane], 1);
-    mbarrier_init(&shared.k_full[1][lane], 1);
+  if (shared_address(&shared) % 1024 != 0) __trap();
+  for (int j = 0; j < kWidthTiles; ++j) mbarrier_init(&shared.q_full[j], 1);
+  mbarrier_init(&shared.q_empty, 8);
+  for (int slot = 0; slot < 2; ++slot) {
+    for (int j = 0; j < kWidthTiles; ++j) mbarrier_init(&shared.k_full[slot][j], 1);
+    for (int pair = 0; pair < 4; ++pair) mbarrier_init(&shared.pair_empty[slot][pair], 4);
+    mbarrier_init(&shared.rope_empty[slot], 4);
+    mbarrier_init(&shared.p_full[slot], 4);
+    mbarrier_init(&shared.job_full[slot], 1);
+    mbarrier_init(&shared.job_empty[slot], 8);
   }
-  if (lane < 8) mbarrier_init(&shared.pair_empty[lane / 4][lane % 4], 4);
-  if (lane < 2) {
-    mbarrier_init(&shared.rope_empty[lane], 4);
-    mbarrier_init(&shared.p_full[lane], 4);
-    mbarrier_init(&shared.job_full[lane], 1);
-    mbarrier_init(&shared.job_empty[lane], 8);
-  }
-  if (lane == 0) mbarrier_init(&shared.q_empty, 8);
   mbarrier_fence_init();
 }
 
@@ -52,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
   const int warp = uniform(threadIdx.x / 32);
-  if (warp == 0) init_barriers(shared);
+  if (threadIdx.x == 0) init_barriers(shared);
   if (warp >= kConsumerThreads / 32) {
     limit_registers<kProducerRegisters, false>();
     if (warp == kConsumerThreads / 32) {

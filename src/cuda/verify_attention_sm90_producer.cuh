@@ -135,74 +135,64 @@ class Producer {
 
   __device__ __forceinline__ void copy(const Job& job, int next_pages) {
     const Segment& s = job.segment;
+    if (s.n_blocks == 0) return;
     const int n_prefix_blocks = prefix_blocks(job);
     int pages = 0;
-    const int q_row = job.row_offset * args_.lengths.n_heads + s.item * kRows;
-    if (segment_ > 0 && lane_ < kWidthTiles) tma_prefetch_2d(&args_.q_map, lane_ * 64, q_row);
-    for (int i = 0; i < s.n_blocks; ++i) {
+    const int q_row = uniform(job.row_offset * args_.lengths.n_heads + s.item * kRows);
+    const int n_blocks = uniform(s.n_blocks);
+    const bool first_segment = uniform(segment_) == 0;
+    if (!first_segment && lane_ < kWidthTiles) tma_prefetch_2d(&args_.q_map, lane_ * 64, q_row);
+#pragma unroll 1
+    for (int i = 0; i < n_blocks; ++i) {
       if (i % 32 == 0) {
         pages = next_pages;
         next_pages = load_pages(job, s.first_block + i + 32);
       }
       const int page = __shfl_sync(kAllLanes, pages, i % 32);
       const int key_block = s.first_block + i;
-      const bool in_prefix = key_block < n_prefix_blocks;
-      if (lane_ == 0) {
-        copy_block(in_prefix ? &args_.pages_map : &args_.tail_map,
-                   in_prefix ? page * kKeys : job.row_offset + (key_block - n_prefix_blocks) * kKeys,
-                   block_ + i, i == 0 && segment_ == 0 ? q_row : -1);
-        if (i == 0 && segment_ > 0) copy_queries(q_row, (block_ & 1) * 4);
-      }
-      __syncwarp();
-#ifdef KDT_AHEAD
-      const int ahead = i % 32 + kBlocksAhead;
-      const int later = __shfl_sync(kAllLanes, ahead < 32 ? pages : next_pages, ahead % 32);
-      if (s.item % kItemsTogether == 0 && i + kBlocksAhead < s.n_blocks &&
-          key_block + kBlocksAhead < n_prefix_blocks)
-        prefetch_page(later);
-#endif
+      const bool in_prefix = uniform(key_block < n_prefix_blocks) != 0;
+      const CUtensorMap* map = in_prefix ? &args_.pages_map : &args_.tail_map;
+      const int row = uniform(in_prefix ? page * kKeys
+                                        : job.row_offset + (key_block - n_prefix_blocks) * kKeys);
+      const bool with_queries = i == 0 && first_segment;
+      if (uniform(block_ & 1) == 0)
+        copy_block<0>(map, row, with_queries ? q_row : -1);
+      else
+        copy_block<1>(map, row, with_queries ? q_row : -1);
+      if (i == 0 && !first_segment) copy_queries(q_row);
+      ++block_;
     }
-    block_ += s.n_blocks;
     ++segment_;
   }
 
-#ifdef KDT_AHEAD
-  // Not through the copy engine, in whose queue it would stand before the copies.
-  __device__ __forceinline__ void prefetch_page(int page) const {
-    constexpr int kLine = 128, kPageBytes = kKeys * kWidth * 2;
-    const uint8_t* at = args_.kv_pages + int64_t{page} * kPageBytes + lane_ * kLine;
-#pragma unroll 6
-    for (int i = 0; i < kPageBytes; i += 32 * kLine) prefetch_l2(at + i);
-  }
-#endif
-
   // Of a later segment: its first keys are copied while the last products still need the queries of
-  // the one before. `first`: the first latent tile.
-  __device__ __forceinline__ void copy_queries(int row, int first) {
+  // the one before.
+  __device__ __forceinline__ void copy_queries(int row) {
     mbarrier_wait(&shared_.q_empty, (segment_ & 1) ^ 1);
+    const int first = uniform(block_ & 1) * 4;  // latent tile
 #pragma unroll 1
     for (int j = 0; j < kWidthTiles; ++j) copy_query(j == 0 ? kRopeTile : (j - 1) ^ first, row);
   }
 
   __device__ __forceinline__ void copy_query(int tile, int row) {
-    mbarrier_arrive_expect(&shared_.q_full[tile], kTileBytes);
-    tma_load_2d(shared_.q[tile], &args_.q_map, tile * 64, row, &shared_.q_full[tile]);
+    tma_load_2d(shared_.q[tile], &args_.q_map, tile * 64, row, &shared_.q_full[tile], kTileBytes);
   }
 
-  // Key block number `block` of this thread block, and with the first one the queries. Tiles go in
-  // the order in which consumers need them and empty them: the owner's half of the columns first.
-  __device__ __forceinline__ void copy_block(const CUtensorMap* map, int row, int block,
-                                             int q_row) {
-    const int slot = block & 1;
-    const uint32_t parity = (block >> 1 & 1) ^ 1;
-#pragma unroll 1
+  // The next key block, to slot kSlot, and with the first one the queries. Tiles go in the order in
+  // which consumers need them and empty them: the owner's half of the columns first. Paired blocks
+  // copy every second tile, into both.
+  template <int kSlot>
+  __device__ __forceinline__ void copy_block(const CUtensorMap* map, int row, int q_row) {
+    const uint32_t parity = uniform((block_ >> 1 & 1) ^ 1);
+#pragma unroll
     for (int j = 0; j < kWidthTiles; ++j) {
-      const int tile = j == 0 ? kRopeTile : (j - 1) ^ (slot * 4);
-      if (j == 0) mbarrier_wait(&shared_.rope_empty[slot], parity);
-      if (j % 2 == 1) mbarrier_wait(&shared_.pair_empty[slot][tile / 2], parity);
+      const int tile = j == 0 ? kRopeTile : (j - 1) ^ (kSlot * 4);
+      if (j == 0) mbarrier_wait(&shared_.rope_empty[kSlot], parity);
+      if (j % 2 == 1) mbarrier_wait(&shared_.pair_empty[kSlot][tile / 2], parity);
       if (q_row >= 0) copy_query(tile, q_row);
-      mbarrier_arrive_expect(&shared_.k_full[slot][tile], kTileBytes);
-      tma_load_2d(shared_.k[slot][tile], map, tile * 64, row, &shared_.k_full[slot][tile]);
+      void* to = shared_.k[kSlot][tile];
+      MBarrier* full = &shared_.k_full[kSlot][tile];
+      tma_load_2d(to, map, tile * 64, row, full, kTileBytes);
     }
   }
 
