@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       __syncthreads();
       Producer(args, shared).run(schedule);
     } else {
-      if (warp == kConsumerThreads / 32 + 1) warm(args);
+      warm(args);
       __syncthreads();
     }
   } else {
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       n_blocks += job.segment.n_blocks;
     }
     for (; job.kind == Job::kCombine; job = next_job(shared, n_jobs++))
-      combine(args, job, shared.k[0][0]);
+      combine(args, job, *reinterpret_cast<CombineScratch*>(shared.q));
   }
 #endif
 }
@@ -76,7 +76,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 // Counters of the parts of items, zero between launches. Launches that may run at the same time
 // have different workspaces, so each workspace gets counters of its own.
 constexpr int kCounterBanks = 64;
-constexpr int kMaxBlocks = 256;
 __device__ uint32_t part_counters[kCounterBanks][2 * kMaxBlocks];
 
 uint32_t* counters_of(const void* workspace) {
@@ -129,7 +128,10 @@ Args make_args(const VerifyAttentionParams& p, int blocks) {
                        ? tensor_map(p.kv_pages, p.kv_dtype, int64_t{p.n_pages} * kPageTokens)
                        : args.tail_map;
   args.lengths = {p.rows.n_nodes, p.rows.prefix_len, p.rows.n_requests, p.n_heads};
-  args.kv_pages = static_cast<const uint8_t*>(p.kv_pages);
+  args.q = p.q;
+  args.pages = p.kv_pages;
+  args.n_query_rows = int64_t{p.rows.n_rows} * p.n_heads;
+  args.n_pages = p.n_pages;
   args.row_offset = p.rows.row_offset;
   args.block_table = p.rows.block_table;
   args.ancestors = p.ancestors;

@@ -25,6 +25,8 @@ inline constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
 static_assert(kConsumerThreads * kConsumerRegisters + 128 * kProducerRegisters <=
               kThreads * (65536 / kThreads / 8 * 8));
 inline constexpr int kPartialFloats = kRows * kLatent;
+// Thread blocks of a launch, and parts of an item.
+inline constexpr int kMaxBlocks = 134, kMaxParts = kMaxBlocks + 2;
 
 enum class OutType : int32_t { kF32, kBF16, kF16 };
 
@@ -33,13 +35,14 @@ struct Args {
   CUtensorMap pages_map;  // [n_pages * 64, 576]
   CUtensorMap tail_map;   // [R, 576]
   BatchLengths lengths;
-  const uint8_t* kv_pages;
+  const void *q, *pages;
+  int64_t n_query_rows, n_pages;
   const int32_t* row_offset;
   const int32_t* block_table;
   const uint64_t* ancestors;
   void* out;
   float* lse;
-  float* partial_out;     // [slots, 64 * 512], accumulators in fragment order
+  float* partial_out;     // [slots, 64 * 512], in slices of accumulator fragments
   float2* partial_stats;  // [slots, 64]: exponent reference and sum of the row
   uint32_t* counters;  // [blocks, 2]: parts stored, parts that saw them all; zero between launches
   int32_t max_blocks, n_words;
@@ -73,7 +76,8 @@ struct Shared {
   MBarrier job_full[2], job_empty[2];
   Job job[2];
   float reference[kRows];  // exponent references of the rows of p
-  float sum[2][2][kRows];  // by segment parity and warpgroup
+  // By segment parity: exponent references of its rows, and sums by warpgroup.
+  float last_reference[2][kRows], sum[2][2][kRows];
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
 

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/device/copy.cuh"
 #include "cuda/verify_attention_sm90_args.cuh"
 
 namespace kdt::cuda::sm90 {
@@ -34,13 +35,13 @@ __device__ __forceinline__ float row_lse(float reference, float sum) {
   return sum == 0.0f ? kNegativeInfinity : (reference + log2f(sum)) * kLn2;
 }
 
-// The partial output of an item is 256 slices of 32 lanes: slice = 64 quarter + 32 half + group
-// holds rows 16 quarter .. + 15 and columns 256 half + 8 group .. + 7 as accumulator fragments.
-inline constexpr int kSlices = 256;
+// The partial output of an item is 256 slices of 32 lanes, one after the other: slice = 64 quarter
+// + 32 half + group holds rows 16 quarter .. + 15 and columns 256 half + 8 group .. + 7 as
+// accumulator fragments. A part's share of the columns is some slices of every part.
+inline constexpr int kSlices = 256, kSliceFloats = kPartialFloats / kSlices;
 
-__device__ __forceinline__ int64_t slice_float(int slot, int slice, int lane) {
-  const int quarter = slice / 64, group = slice % 64;
-  return int64_t{slot} * kPartialFloats + (group * 128 + quarter * 32 + lane) * 4;
+__device__ __forceinline__ float* slice_of(const Args& args, int slot, int slice, int lane) {
+  return args.partial_out + int64_t{slot} * kPartialFloats + slice * kSliceFloats + lane * 4;
 }
 
 __device__ __forceinline__ void store_slice(const Args& args, const Job& job, int slice, int lane,
@@ -53,103 +54,67 @@ __device__ __forceinline__ void store_slice(const Args& args, const Job& job, in
   if (item_row + 8 < n_rows) store_pair(args, out_row + 8, column, v.z, v.w);
 }
 
-// From one part to the next in the statistics and weights of n_rows rows: odd, so that the parts of
-// a row lie in different banks.
-__device__ __forceinline__ int stats_stride(int n_rows) {
-  return n_rows + 1;
-}
+// The slices of the item that this thread block combines, and their rows.
+struct Share {
+  int first, last;   // slices
+  int row0, n_rows;  // of all quarters that they touch
 
-// The weighted sum of parts [begin, end) of two slices. `weights` of a part start at row `row0` of
-// the item and are `stride` apart.
-__device__ __forceinline__ void add_parts(const Args& args, const Segment& s, const float* weights,
-                                          int row0, int stride, int begin, int end,
-                                          const int (&slices)[2], int lane, float4 (&sum)[2]) {
-  constexpr int kUnroll = 9;  // loads of as many parts are under way together
-  const float4* from[2];
-  const float* weight[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    from[i] = reinterpret_cast<const float4*>(args.partial_out + slice_float(0, slices[i], lane));
-    weight[i] = weights + slices[i] / 64 * 16 + lane / 4 - row0;
-    sum[i] = {};
-  }
-#pragma unroll 1
-  for (int part = begin; part < end; part += kUnroll) {
-    float4 v[kUnroll][2];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (part + u >= end) break;
-      const int64_t at = int64_t{s.slot(part + u)} * (kPartialFloats / 4);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) v[u][i] = __ldcg(from[i] + at);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (part + u >= end) break;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float a = weight[i][(part + u) * stride], b = weight[i][(part + u) * stride + 8];
-        sum[i].x += a * v[u][i].x;
-        sum[i].y += a * v[u][i].y;
-        sum[i].z += b * v[u][i].z;
-        sum[i].w += b * v[u][i].w;
-      }
-    }
-  }
-}
+  __device__ __forceinline__ explicit Share(const Segment& s)
+      : first(kSlices * s.part / s.n_parts),
+        last(kSlices * (s.part + 1) / s.n_parts),
+        row0(first / 64 * 16),
+        n_rows((last - 1) / 64 * 16 + 16 - row0) {}
 
-// The weight of every part of the rows of slices [first, last), and their log-sum-exp.
-__device__ __forceinline__ void part_weights(const Args& args, const Job& job, int first, int last,
-                                             float2* stats, float* weights) {
+  // From one part to the next in the weights: odd, so that the parts of a row lie in different
+  // banks.
+  __device__ __forceinline__ int stride() const { return n_rows + 1; }
+};
+
+// The weight of every part in the rows of the share, and the rows' log-sum-exp. Eight threads a
+// row.
+__device__ __forceinline__ void part_weights(const Args& args, const Job& job, const Share& share,
+                                             float* weights) {
+  constexpr int kThreadsPerRow = 8, kMost = (kMaxParts + kThreadsPerRow - 1) / kThreadsPerRow;
   const Segment& s = job.segment;
-  const int row0 = first / 64 * 16, n_rows = (last - 1) / 64 * 16 + 16 - row0;
-  const int stride = stats_stride(n_rows);
-  // 16 threads load the statistics of a part's 16 rows; all loads are under way together.
-  constexpr int kUnroll = 9, kGroups = kConsumerThreads / 16;
-  const int quarters = n_rows / 16, n_loads = s.n_parts * quarters, column = threadIdx.x % 16;
-#pragma unroll 1
-  for (int i = threadIdx.x / 16; i < n_loads; i += kUnroll * kGroups) {
-    float2 v[kUnroll];
+  const int at = threadIdx.x % kThreadsPerRow;
+  for (int row = threadIdx.x / kThreadsPerRow; row < share.n_rows;
+       row += kConsumerThreads / kThreadsPerRow) {
+    float2 stats[kMost];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int at = i + u * kGroups;
-      if (at >= n_loads) break;
-      v[u] = __ldcg(args.partial_stats + int64_t{s.slot(at / quarters)} * kRows + row0 +
-                    at % quarters * 16 + column);
+    for (int i = 0; i < kMost; ++i) {
+      const int part = at + i * kThreadsPerRow;
+      stats[i] = make_float2(kNegativeInfinity, 0.0f);
+      if (part < s.n_parts)
+        stats[i] = __ldcg(args.partial_stats + int64_t{s.slot(part)} * kRows + share.row0 + row);
     }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int at = i + u * kGroups;
-      if (at >= n_loads) break;
-      stats[at / quarters * stride + at % quarters * 16 + column] = v[u];
-    }
-  }
-  consumers_sync();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int row = warp; row < n_rows; row += kConsumerThreads / 32) {
     float reference = kNegativeInfinity, sum = 0.0f;
-    for (int i = lane; i < s.n_parts; i += 32)
-      reference = fmaxf(reference, stats[i * stride + row].x);
-    for (int d = 16; d > 0; d /= 2)
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) reference = fmaxf(reference, stats[i].x);
+#pragma unroll
+    for (int d = kThreadsPerRow / 2; d > 0; d /= 2)
       reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, d));
     const float base = reference == kNegativeInfinity ? 0.0f : reference;
-    for (int i = lane; i < s.n_parts; i += 32) {
-      const float2 part = stats[i * stride + row];
-      sum += part.y * exp2f(part.x - base);
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      stats[i].x = exp2f(stats[i].x - base);
+      sum += stats[i].y * stats[i].x;
     }
-    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+#pragma unroll
+    for (int d = kThreadsPerRow / 2; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-    for (int i = lane; i < s.n_parts; i += 32)
-      weights[i * stride + row] = exp2f(stats[i * stride + row].x - base) * inverse;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      const int part = at + i * kThreadsPerRow;
+      if (part < s.n_parts) weights[part * share.stride() + row] = stats[i].x * inverse;
+    }
     // Written by the part whose share begins or contains the first slice of the row's quarter.
-    const int quarter_slice = (row0 + row) / 16 * 64;
-    const int64_t item_row = int64_t{s.item} * kRows + row0 + row;
-    if (lane == 0 && quarter_slice >= first && quarter_slice < last &&
+    const int quarter_slice = (share.row0 + row) / 16 * 64;
+    const int64_t item_row = int64_t{s.item} * kRows + share.row0 + row;
+    if (at == 0 && quarter_slice >= share.first && quarter_slice < share.last &&
         item_row < int64_t{job.n_nodes} * args.lengths.n_heads) {
       args.lse[int64_t{job.row_offset} * args.lengths.n_heads + item_row] = row_lse(reference, sum);
     }
   }
-  consumers_sync();
 }
 
 // Waits until all parts are stored, and resets the counters once all parts have seen that.
@@ -169,53 +134,83 @@ __device__ __forceinline__ void wait_for_parts(const Args& args, const Segment& 
   consumers_sync();
 }
 
-// `scratch` is the shared memory of the key slots.
-__device__ __forceinline__ void combine(const Args& args, const Job& job, uint8_t* scratch) {
-  const Segment& s = job.segment;
-  const int first = kSlices * s.part / s.n_parts, last = kSlices * (s.part + 1) / s.n_parts;
-  wait_for_parts(args, s);
-  if (first == last) return;
-  const int row0 = first / 64 * 16, n_rows = (last - 1) / 64 * 16 + 16 - row0;
-  auto* stats = reinterpret_cast<float2*>(scratch);
-  const int stride = stats_stride(n_rows);
-  auto* weights = reinterpret_cast<float*>(stats + (s.n_parts * stride + 1) / 2 * 2);
-  part_weights(args, job, first, last, stats, weights);
+// What a combine needs of shared memory, in place of queries and keys.
+struct CombineScratch {
+  static constexpr int kCopies = 36;          // slices of parts that a warp has under way
+  float4 sums[8][kConsumerThreads / 32][32];  // [slice][warp]
+  float weights[(sizeof(Shared::q) - sizeof(sums)) / sizeof(float)];  // [part][row]
+  float4 parts[kConsumerThreads / 32][kCopies][32];
+};
+static_assert(sizeof(CombineScratch) <= sizeof(Shared::q) + sizeof(Shared::k));
 
-  // With many parts there are few slices for each: then a warp does an eighth of the parts of
-  // every slice, else all parts of every eighth slice.
+__device__ __forceinline__ void combine(const Args& args, const Job& job, CombineScratch& scratch) {
+  const Segment& s = job.segment;
+  const Share share(s);
+  wait_for_parts(args, s);
+  if (share.first == share.last) return;
+
+  // A warp does all parts of every eighth slice; where shares are small because parts are many, an
+  // eighth of the parts of every slice.
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const bool share_parts = last - first < 8;
-  const int begin = share_parts ? s.n_parts * warp / 8 : 0;
-  const int end = share_parts ? s.n_parts * (warp + 1) / 8 : s.n_parts;
-  const int step = share_parts ? 1 : 8;
-  auto* sums = reinterpret_cast<float4*>(weights + (s.n_parts * stride + 3) / 4 * 4);
+  const bool by_parts = share.last - share.first < 8;
+  const int begin = by_parts ? s.n_parts * warp / 8 : 0;
+  const int end = by_parts ? s.n_parts * (warp + 1) / 8 : s.n_parts;
+  const int step = by_parts ? 1 : 8, round = CombineScratch::kCopies / max(end - begin, 1) * step;
+  float4(&copies)[CombineScratch::kCopies][32] = scratch.parts[warp];
+  // A thread copies just what it adds.
+  const auto copy = [&](int first) {
+    int n = 0;
 #pragma unroll 1
-  for (int slice = first + (share_parts ? 0 : warp); slice < last; slice += 2 * step) {
-    const bool second = slice + step < last;
-    const int slices[2] = {slice, second ? slice + step : slice};
-    float4 sum[2];
-    add_parts(args, s, weights, row0, stride, begin, end, slices, lane, sum);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (i == 1 && !second) break;
-      if (share_parts)
-        sums[((slices[i] - first) * 8 + warp) * 32 + lane] = sum[i];
-      else
-        store_slice(args, job, slices[i], lane, sum[i]);
+    for (int slice = first; slice < min(share.last, first + round); slice += step) {
+#pragma unroll 4
+      for (int part = begin; part < end; ++part)
+        copy_async16(shared_address(&copies[n++][lane]), slice_of(args, s.slot(part), slice, lane),
+                     true);
     }
+    commit_copies();
+  };
+  const auto add = [&](int first) {
+    int n = 0;
+#pragma unroll 1
+    for (int slice = first; slice < min(share.last, first + round); slice += step) {
+      const float* weight = scratch.weights + slice / 64 * 16 + lane / 4 - share.row0;
+      float4 sum = {};
+#pragma unroll 4
+      for (int part = begin; part < end; ++part) {
+        const float4 v = copies[n++][lane];
+        const float a = weight[part * share.stride()], b = weight[part * share.stride() + 8];
+        sum = make_float4(sum.x + a * v.x, sum.y + a * v.y, sum.z + b * v.z, sum.w + b * v.w);
+      }
+      if (by_parts)
+        scratch.sums[slice - share.first][warp][lane] = sum;
+      else
+        store_slice(args, job, slice, lane, sum);
+    }
+  };
+
+  int first = share.first + (by_parts ? 0 : warp);
+  copy(first);
+  part_weights(args, job, share, scratch.weights);
+  consumers_sync();
+#pragma unroll 1
+  while (first < share.last) {
+    wait_for_copies<0>();
+    add(first);
+    first += round;
+    copy(first);
   }
-  if (share_parts) {
-    consumers_sync();
-    if (warp < last - first) {
+  consumers_sync();
+  if (by_parts) {
+    if (warp < share.last - share.first) {
       float4 total = {};
-      for (int i = 0; i < 8; ++i) {
-        const float4 v = sums[(warp * 8 + i) * 32 + lane];
+      for (int i = 0; i < kConsumerThreads / 32; ++i) {
+        const float4 v = scratch.sums[warp][i][lane];
         total = make_float4(total.x + v.x, total.y + v.y, total.z + v.z, total.w + v.w);
       }
-      store_slice(args, job, first + warp, lane, total);
+      store_slice(args, job, share.first + warp, lane, total);
     }
+    consumers_sync();  // the sums may be written again
   }
-  consumers_sync();  // the scratch may be written again
 }
 
 }  // namespace kdt::cuda::sm90

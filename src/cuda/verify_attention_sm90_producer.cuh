@@ -18,10 +18,11 @@ __device__ __forceinline__ BatchTotals batch_totals(const BatchLengths& lengths)
   for (int base = 0; base < lengths.n_requests; base += 32) {
     const int b = base + lane;
     const bool exists = b < lengths.n_requests;
-    const int items = exists ? lengths.items(b) : 0;
-    const int n = items > 0 ? lengths.key_blocks(b) : 0;
+    const int nodes = exists ? lengths.n_nodes[b] : 0, prefix = exists ? lengths.prefix_len[b] : 0;
+    const int items = lengths.items_of(nodes);
+    const int n = items > 0 ? lengths.key_blocks_of(nodes, prefix) : 0;
     if (base == 0) {
-      items0 = __shfl_sync(kAllLanes, items, 0);
+      t.first_items = items0 = __shfl_sync(kAllLanes, items, 0);
       n0 = __shfl_sync(kAllLanes, n, 0);
     }
     t.items += items;
@@ -63,19 +64,35 @@ __device__ __forceinline__ void prefetch_l2(const void* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
 }
 
-// Asks for what the producer reads as soon as it knows its segments: tensor maps, and of the block
-// table a share for each thread block.
+// Asks for what is read once the segments are known, while they are planned: tensor maps, and a
+// share for each thread block of the tables, the rows and, if there are few, the keys. Three warps
+// do it.
 __device__ __forceinline__ void warm(const Args& args) {
-  constexpr int kLine = 128 / sizeof(int32_t);
-  const int lane = threadIdx.x % 32;
-  if (lane == 0) {
+  constexpr int kLine = 128, kThreadsHere = 96, kMostLines = 4;
+  const int at = threadIdx.x - kConsumerThreads - 32;
+  const int n = kThreadsHere * gridDim.x, first = blockIdx.x * kThreadsHere + at;
+  if (at == 0) {
     tma_prefetch_map(&args.q_map);
     tma_prefetch_map(&args.pages_map);
     tma_prefetch_map(&args.tail_map);
   }
-  if (lane * kLine < args.lengths.n_requests) prefetch_l2(args.row_offset + lane * kLine);
-  const int64_t at = (int64_t{blockIdx.x} * 32 + lane) * kLine;
-  if (at < int64_t{args.lengths.n_requests} * args.max_blocks) prefetch_l2(args.block_table + at);
+  const auto share = [&](const void* data, int64_t bytes) {
+    const int64_t lines = min((bytes + kLine - 1) / kLine, int64_t{n} * kMostLines);
+    for (int64_t i = first; i < lines; i += n)
+      prefetch_l2(static_cast<const char*>(data) + i * kLine);
+  };
+  const int64_t n_entries = int64_t{args.lengths.n_requests} * args.max_blocks;
+  const int page = n_entries <= int64_t{2} * gridDim.x && blockIdx.x < n_entries
+                       ? args.block_table[blockIdx.x]
+                       : -1;
+  share(args.row_offset, int64_t{args.lengths.n_requests} * 4);
+  share(args.block_table, n_entries * 4);
+  share(args.q, args.n_query_rows * kWidth * 2);
+  if (page >= 0 && page < args.n_pages) {
+    constexpr int kPageBytes = kKeys * kWidth * 2;
+    const char* keys = static_cast<const char*>(args.pages) + int64_t{page} * kPageBytes;
+    for (int i = at * kLine; i < kPageBytes; i += kThreadsHere * kLine) prefetch_l2(keys + i);
+  }
 }
 
 class Producer {
@@ -128,7 +145,7 @@ class Producer {
   // Lane l's page is that of key block first + l.
   __device__ __forceinline__ int load_pages(const Job& job, int first) const {
     const Segment& s = job.segment;
-    const int end = min(prefix_blocks(job), s.first_block + s.n_blocks);
+    const int end = min(args_.max_blocks, s.first_block + s.n_blocks);  // not all are of the prefix
     const int32_t* table = args_.block_table + int64_t{s.request} * args_.max_blocks;
     return first + lane_ < end ? __ldg(table + first + lane_) : 0;
   }

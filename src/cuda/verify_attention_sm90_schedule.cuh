@@ -25,8 +25,8 @@ inline constexpr int kSegmentOverhead = 14;
 // What a second segment costs a thread block, in key blocks.
 inline constexpr int kSecondSegment = 8;
 
-// a / b for a >= 0, b > 0. A division is most of what planning costs a thread block before its first
-// copy, and the general one is slow: this one guesses in fp32.
+// a / b for a >= 0, b > 0. A division is most of what planning costs a thread block before its
+// first copy, and the general one is slow: this one guesses in fp32.
 __host__ __device__ inline int quotient(int a, int b) {
 #ifdef __CUDA_ARCH__
   int q = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
@@ -44,14 +44,21 @@ struct BatchLengths {
   const int32_t* prefix_len;
   int32_t n_requests, n_heads;
 
-  __host__ __device__ int items(int b) const { return (n_nodes[b] * n_heads + kRows - 1) / kRows; }
+  __host__ __device__ int items(int b) const { return items_of(n_nodes[b]); }
   __host__ __device__ int key_blocks(int b) const {
-    return (prefix_len[b] + kKeys - 1) / kKeys + (n_nodes[b] + kKeys - 1) / kKeys;
+    return key_blocks_of(n_nodes[b], prefix_len[b]);
+  }
+  __host__ __device__ int items_of(int nodes) const {
+    return (nodes * n_heads + kRows - 1) / kRows;
+  }
+  static __host__ __device__ int key_blocks_of(int nodes, int prefix) {
+    return (prefix + kKeys - 1) / kKeys + (nodes + kKeys - 1) / kKeys;
   }
 };
 
 struct BatchTotals {
   int items = 0;
+  int first_items = 0;  // of the first request
   int key_blocks = 0;   // summed over items
   int max_blocks = 0;   // of an item
   bool uniform = true;  // every request has the same number of items and of key blocks
@@ -148,7 +155,7 @@ class Schedule {
   // The next segment of thread block `block`; false if there is none.
   __host__ __device__ bool next(int block, Cursor& c, Segment& s) const {
     if (c.wave < waves_) {
-      const int items = lengths_.items(0), i = c.wave * n_blocks_ + block;
+      const int items = totals_.first_items, i = c.wave * n_blocks_ + block;
       const int request = quotient(i, items);
       s = {request, i - request * items, 0, totals_.max_blocks, 0, 1, 0, 0, 0, 0};
       ++c.wave;
@@ -203,7 +210,7 @@ class Schedule {
     s.request = c.run;
     s.item = x;
     if (totals_.uniform) {
-      const int items = lengths_.items(0), i = waves_ * n_blocks_ + x;
+      const int items = totals_.first_items, i = waves_ * n_blocks_ + x;
       s.request = quotient(i, items);
       s.item = i - s.request * items;
     }

@@ -7,26 +7,31 @@
 
 namespace kdt::cuda::sm90 {
 
-__device__ __forceinline__ void store_part(const Args& args, const Segment& s, int row,
-                                           const float (&o)[128], const float (&reference)[2],
-                                           const float (&total)[2]) {
-  const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
-  const int slot = s.slot(s.part);
-  float* out = args.partial_out + int64_t{slot} * kPartialFloats +
-               (group * 32 * 128 + threadIdx.x % 128) * 4;
+// The accumulators to the workspace. After consumers_sync(), part_is_stored() tells the others.
+__device__ __forceinline__ void store_part(const Args& args, const Segment& s,
+                                           const float (&o)[128]) {
+  const int group = threadIdx.x / 128, quarter = threadIdx.x / 32 % 4;
+  float* out = slice_of(args, s.slot(s.part), 64 * quarter + 32 * group, threadIdx.x % 32);
 #pragma unroll
   for (int j = 0; j < 32; ++j) {
-    *reinterpret_cast<float4*>(out + j * 128 * 4) =
+    *reinterpret_cast<float4*>(out + j * kSliceFloats) =
         make_float4(o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]);
   }
-  if (group == 0 && lane % 4 == 0) {
-    float2* stats = args.partial_stats + int64_t{slot} * kRows + row;
-    stats[0] = make_float2(reference[0], total[0]);
-    stats[8] = make_float2(reference[1], total[1]);
+}
+
+// Of one warp, which stores the rows' statistics too.
+__device__ __forceinline__ void part_is_stored(const Args& args, const Shared& shared,
+                                               const Segment& s, int parity) {
+  const int lane = threadIdx.x % 32;
+  float2* stats = args.partial_stats + int64_t{s.slot(s.part)} * kRows;
+  for (int row = lane; row < kRows; row += 32) {
+    stats[row] = make_float2(shared.last_reference[parity][row],
+                             shared.sum[parity][0][row] + shared.sum[parity][1][row]);
   }
-  __threadfence();
-  consumers_sync();
-  if (threadIdx.x == 0) atomicAdd(args.counters + 2 * s.owner, 1u);
+  __syncwarp();
+  if (lane == 0)
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(args.counters + 2 * s.owner)
+                 : "memory");
 }
 
 // Row `r` of the thread's two times `factor`, as pairs of columns 8 apart from `to` on.
@@ -48,22 +53,27 @@ __device__ __forceinline__ void store_segment(const Args& args, Shared& shared, 
                                               const float (&reference)[2], float (&sum)[2]) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
   const Segment& s = job.segment;
-  float total[2];
+  const int parity = segment & 1;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
     sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
-    if (lane % 4 == 0) shared.sum[segment & 1][group][row + 8 * r] = sum[r];
-  }
-  consumers_sync();
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    total[r] = shared.sum[segment & 1][0][row + 8 * r] + shared.sum[segment & 1][1][row + 8 * r];
+    if (lane % 4 == 0) {
+      shared.sum[parity][group][row + 8 * r] = sum[r];
+      if (group == 0) shared.last_reference[parity][row + 8 * r] = reference[r];
+    }
   }
   if (s.n_parts > 1) {
-    store_part(args, s, row, o, reference, total);
+    store_part(args, s, o);
+    consumers_sync();
+    if (threadIdx.x < 32) part_is_stored(args, shared, s, parity);
     return;
   }
+  consumers_sync();
+  float total[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    total[r] = shared.sum[parity][0][row + 8 * r] + shared.sum[parity][1][row + 8 * r];
   const float inverse[2] = {total[0] == 0.0f ? 0.0f : 1.0f / total[0],
                             total[1] == 0.0f ? 0.0f : 1.0f / total[1]};
   const int n_heads = args.lengths.n_heads;

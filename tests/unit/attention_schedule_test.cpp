@@ -23,7 +23,7 @@ BatchTotals totals_of(const BatchLengths& lengths) {
   for (int b = 0; b < lengths.n_requests; ++b) {
     const int items = lengths.items(b), blocks = items > 0 ? lengths.key_blocks(b) : 0;
     if (b == 0) {
-      items0 = items;
+      t.first_items = items0 = items;
       blocks0 = blocks;
     }
     t.items += items;
