@@ -67,8 +67,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       SegmentConsumer<Element>(args, shared, job, n_jobs - 1, n_blocks).run();
       n_blocks += job.segment.n_blocks;
     }
-    for (; job.kind == Job::kCombine; job = next_job(shared, n_jobs++))
-      combine(args, job, *reinterpret_cast<CombineScratch*>(shared.q));
+    for (; job.kind == Job::kCombine; job = next_job(shared, n_jobs++)) combine(args, job, shared);
   }
 #endif
 }

@@ -76,6 +76,7 @@ struct Shared {
   MBarrier job_full[2], job_empty[2];
   Job job[2];
   float reference[kRows];  // exponent references of the rows of p
+  int not_finite[2];       // by the warpgroup that made p: whether scores are not finite
   // By segment parity: exponent references of its rows, and sums by warpgroup.
   float last_reference[2][kRows], sum[2][2][kRows];
 };

@@ -70,52 +70,103 @@ struct Share {
   __device__ __forceinline__ int stride() const { return n_rows + 1; }
 };
 
+// What a combine needs of shared memory, in place of queries and keys.
+struct CombineScratch {
+  static constexpr int kCopies = 36;  // slices of parts that a warp has under way
+  // Enough for all rows of a few parts and for 32 rows of the most.
+  static constexpr int kWeights = kMaxParts * 33;
+  float weights[kWeights];  // [part][row]
+  union {
+    float2 stats[kWeights];                     // [part][row], until there are weights
+    float4 sums[8][kConsumerThreads / 32][32];  // [slice][warp]
+  };
+};
+// Follows in the place of the keys: slices of parts.
+using PartSlices = float4[kConsumerThreads / 32][CombineScratch::kCopies][32];
+static_assert(sizeof(CombineScratch) <= sizeof(Shared::q) &&
+              sizeof(PartSlices) <= sizeof(Shared::k));
+
 // The weight of every part in the rows of the share, and the rows' log-sum-exp. Eight threads a
-// row.
-__device__ __forceinline__ void part_weights(const Args& args, const Job& job, const Share& share,
-                                             float* weights) {
-  constexpr int kThreadsPerRow = 8, kMost = (kMaxParts + kThreadsPerRow - 1) / kThreadsPerRow;
-  const Segment& s = job.segment;
-  const int at = threadIdx.x % kThreadsPerRow;
-  for (int row = threadIdx.x / kThreadsPerRow; row < share.n_rows;
-       row += kConsumerThreads / kThreadsPerRow) {
-    float2 stats[kMost];
+// row, which copy the statistics that they read.
+class PartWeights {
+ public:
+  __device__ __forceinline__ PartWeights(const Args& args, const Job& job, const Share& share,
+                                         CombineScratch& scratch)
+      : args_(args), job_(job), share_(share), scratch_(scratch) {}
+
+  __device__ __forceinline__ void copy() const {
+    for_rows([&](int row) {
+#pragma unroll 1
+      for (int part = first_part(); part < n_parts(); part += kThreadsPerRow) {
+        const int slot = job_.segment.slot(part);
+        copy_async8(shared_address(&scratch_.stats[at(part, row)]),
+                    args_.partial_stats + int64_t{slot} * kRows + share_.row0 + row);
+      }
+    });
+    commit_copies();
+  }
+
+  __device__ __forceinline__ void compute() const {
+    for_rows([&](int row) {
+      float reference = kNegativeInfinity, sum = 0.0f;
+#pragma unroll 1
+      for (int part = first_part(); part < n_parts(); part += kThreadsPerRow)
+        reference = fmaxf(reference, scratch_.stats[at(part, row)].x);
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      const int part = at + i * kThreadsPerRow;
-      stats[i] = make_float2(kNegativeInfinity, 0.0f);
-      if (part < s.n_parts)
-        stats[i] = __ldcg(args.partial_stats + int64_t{s.slot(part)} * kRows + share.row0 + row);
-    }
-    float reference = kNegativeInfinity, sum = 0.0f;
+      for (int d = kThreadsPerRow / 2; d > 0; d /= 2)
+        reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, d));
+      const float base = reference == kNegativeInfinity ? 0.0f : reference;
+#pragma unroll 1
+      for (int part = first_part(); part < n_parts(); part += kThreadsPerRow) {
+        const float2 stats = scratch_.stats[at(part, row)];
+        sum += stats.y * exp2f(stats.x - base);
+      }
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) reference = fmaxf(reference, stats[i].x);
-#pragma unroll
-    for (int d = kThreadsPerRow / 2; d > 0; d /= 2)
-      reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, d));
-    const float base = reference == kNegativeInfinity ? 0.0f : reference;
-#pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      stats[i].x = exp2f(stats[i].x - base);
-      sum += stats[i].y * stats[i].x;
-    }
-#pragma unroll
-    for (int d = kThreadsPerRow / 2; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-#pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      const int part = at + i * kThreadsPerRow;
-      if (part < s.n_parts) weights[part * share.stride() + row] = stats[i].x * inverse;
-    }
-    // Written by the part whose share begins or contains the first slice of the row's quarter.
-    const int quarter_slice = (share.row0 + row) / 16 * 64;
-    const int64_t item_row = int64_t{s.item} * kRows + share.row0 + row;
-    if (at == 0 && quarter_slice >= share.first && quarter_slice < share.last &&
-        item_row < int64_t{job.n_nodes} * args.lengths.n_heads) {
-      args.lse[int64_t{job.row_offset} * args.lengths.n_heads + item_row] = row_lse(reference, sum);
+      for (int d = kThreadsPerRow / 2; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+#pragma unroll 1
+      for (int part = first_part(); part < n_parts(); part += kThreadsPerRow)
+        scratch_.weights[at(part, row)] = exp2f(scratch_.stats[at(part, row)].x - base) * inverse;
+      if (first_part() == 0) store_lse(row, reference, sum);
+    });
+  }
+
+ private:
+  static constexpr int kThreadsPerRow = 8;
+
+  template <typename Fn>
+  __device__ __forceinline__ void for_rows(const Fn& fn) const {
+#pragma unroll 1
+    for (int row = threadIdx.x / kThreadsPerRow; row < share_.n_rows;
+         row += kConsumerThreads / kThreadsPerRow)
+      fn(row);
+  }
+  __device__ __forceinline__ static int first_part() {
+    return threadIdx.x % kThreadsPerRow;
+  }
+  __device__ __forceinline__ int n_parts() const {
+    return job_.segment.n_parts;
+  }
+  __device__ __forceinline__ int at(int part, int row) const {
+    return part * share_.stride() + row;
+  }
+
+  // Written by the part whose share begins or contains the first slice of the row's quarter.
+  __device__ __forceinline__ void store_lse(int row, float reference, float sum) const {
+    const int slice = (share_.row0 + row) / 16 * 64;
+    const int64_t item_row = int64_t{job_.segment.item} * kRows + share_.row0 + row;
+    if (slice >= share_.first && slice < share_.last &&
+        item_row < int64_t{job_.n_nodes} * args_.lengths.n_heads) {
+      args_.lse[int64_t{job_.row_offset} * args_.lengths.n_heads + item_row] =
+          row_lse(reference, sum);
     }
   }
-}
+
+  const Args& args_;
+  const Job& job_;
+  const Share& share_;
+  CombineScratch& scratch_;
+};
 
 // Waits until all parts are stored, and resets the counters once all parts have seen that.
 __device__ __forceinline__ void wait_for_parts(const Args& args, const Segment& s) {
@@ -134,16 +185,9 @@ __device__ __forceinline__ void wait_for_parts(const Args& args, const Segment& 
   consumers_sync();
 }
 
-// What a combine needs of shared memory, in place of queries and keys.
-struct CombineScratch {
-  static constexpr int kCopies = 36;          // slices of parts that a warp has under way
-  float4 sums[8][kConsumerThreads / 32][32];  // [slice][warp]
-  float weights[(sizeof(Shared::q) - sizeof(sums)) / sizeof(float)];  // [part][row]
-  float4 parts[kConsumerThreads / 32][kCopies][32];
-};
-static_assert(sizeof(CombineScratch) <= sizeof(Shared::q) + sizeof(Shared::k));
-
-__device__ __forceinline__ void combine(const Args& args, const Job& job, CombineScratch& scratch) {
+__device__ __forceinline__ void combine(const Args& args, const Job& job, Shared& shared) {
+  auto& scratch = *reinterpret_cast<CombineScratch*>(shared.q);
+  auto& slices = *reinterpret_cast<PartSlices*>(shared.k);
   const Segment& s = job.segment;
   const Share share(s);
   wait_for_parts(args, s);
@@ -156,16 +200,17 @@ __device__ __forceinline__ void combine(const Args& args, const Job& job, Combin
   const int begin = by_parts ? s.n_parts * warp / 8 : 0;
   const int end = by_parts ? s.n_parts * (warp + 1) / 8 : s.n_parts;
   const int step = by_parts ? 1 : 8, round = CombineScratch::kCopies / max(end - begin, 1) * step;
-  float4(&copies)[CombineScratch::kCopies][32] = scratch.parts[warp];
+  float4(&copies)[CombineScratch::kCopies][32] = slices[warp];
   // A thread copies just what it adds.
   const auto copy = [&](int first) {
     int n = 0;
 #pragma unroll 1
     for (int slice = first; slice < min(share.last, first + round); slice += step) {
 #pragma unroll 4
-      for (int part = begin; part < end; ++part)
+      for (int part = begin; part < end; ++part) {
         copy_async16(shared_address(&copies[n++][lane]), slice_of(args, s.slot(part), slice, lane),
                      true);
+      }
     }
     commit_copies();
   };
@@ -189,8 +234,11 @@ __device__ __forceinline__ void combine(const Args& args, const Job& job, Combin
   };
 
   int first = share.first + (by_parts ? 0 : warp);
+  const PartWeights part_weights(args, job, share, scratch);
+  part_weights.copy();
   copy(first);
-  part_weights(args, job, share, scratch.weights);
+  wait_for_copies<1>();
+  part_weights.compute();
   consumers_sync();
 #pragma unroll 1
   while (first < share.last) {

@@ -39,6 +39,7 @@ class SegmentConsumer {
   // The segment's key blocks, then its result.
   __device__ __forceinline__ void run() {
     const int n = job_.segment.n_blocks;
+    if (((block_ + group_) & 1) >= n) arrive(&shared_.q_empty);  // no scores of this warpgroup's
     for (int i = (block_ + group_) & 1; i < n; i += 2) {
       wgmma_touch(s_);
       scores<0, kTilesAhead>(i);
@@ -53,6 +54,7 @@ class SegmentConsumer {
       wgmma_wait<0>();
       wgmma_touch(s_);
       arrive(&shared_.rope_empty[group_]);
+      if (i + 2 >= n) arrive(&shared_.q_empty);
       group_sync();  // all warps have read the probabilities that are overwritten next
       softmax(i, words);
       products_of_own(i);
@@ -62,7 +64,6 @@ class SegmentConsumer {
       wait_for_products();
       release_values(1 - group_);
     }
-    arrive(&shared_.q_empty);
     store_segment(args_, shared_, job_, segment_, row_, o_, reference_, sum_);
   }
 
@@ -109,7 +110,7 @@ class SegmentConsumer {
     }
     reference_[0] = reference[0];
     reference_[1] = reference[1];
-    clear_missing_values(i, slot);
+    if (!sees_all(i) && shared_.not_finite[slot] != 0) clear_missing_values(i, slot);
     const uint64_t p = row_major_descriptor(shared_.p);
     const uint64_t v = column_major_descriptor(shared_.k[slot][4 * group_]);
     wgmma_touch(o_);
@@ -126,8 +127,12 @@ class SegmentConsumer {
 
   // Turns scores into probabilities p_ relative to the new references.
   __device__ __forceinline__ void softmax(int i, RowWords words) {
-    const uint64_t all = ~uint64_t{0};
-    if (__any_sync(0xffffffffu, words.a != all || words.b != all)) mask(words);
+    if (sees_all(i)) {
+      not_finite_ = false;
+    } else {
+      not_finite_ = scores_not_finite();
+      mask(words);
+    }
     float most[2] = {kNegativeInfinity, kNegativeInfinity};
 #pragma unroll
     for (int j = 0; j < 32; j += 4) {
@@ -160,6 +165,36 @@ class SegmentConsumer {
     return y;
   }
 
+  // Whether all rows see all keys of block i.
+  __device__ __forceinline__ bool sees_all(int i) const {
+    const int key_block = job_.segment.first_block + i;
+    return key_block < prefix_blocks(job_) && valid_keys(job_, key_block) == kKeys;
+  }
+
+  // Whether any score of this warpgroup is not finite: so is every score of a key with an element
+  // that is not.
+  __device__ __forceinline__ bool scores_not_finite() {
+    bool any = false;
+#pragma unroll
+    for (int j = 0; j < 32; ++j) any = any || !(fabsf(s_[j]) < -kNegativeInfinity);
+    return group_any(any);
+  }
+
+  __device__ __forceinline__ bool group_any(bool any) {
+    uint32_t result;
+    asm volatile(
+        "{\n"
+        ".reg .pred p, q;\n"
+        "setp.ne.u32 p, %1, 0;\n"
+        "barrier.cta.red.or.pred q, %2, 128, p;\n"
+        "selp.u32 %0, 1, 0, q;\n"
+        "}\n"
+        : "=r"(result)
+        : "r"(static_cast<uint32_t>(any)), "r"(2 + group_)
+        : "memory");
+    return result != 0;
+  }
+
   __device__ __forceinline__ void mask(RowWords words) {
     const int shift = lane_ % 4 * 2;
 #pragma unroll
@@ -182,7 +217,7 @@ class SegmentConsumer {
     sum_[0] += new_sum_[0];
     sum_[1] += new_sum_[1];
     store_probabilities();
-    clear_missing_values(i, group_);
+    if (not_finite_) clear_missing_values(i, group_);
     const uint64_t v = column_major_descriptor(shared_.k[group_][4 * group_]);
     wgmma_touch(o_);
     wgmma_fence();
@@ -215,6 +250,7 @@ class SegmentConsumer {
       store_matrix(shared_address(shared_.p) + row * 128 + ((chunk ^ (row & 7)) << 4),
                    p_ + 4 * step);
     }
+    if (threadIdx.x % 128 == 0) shared_.not_finite[group_] = not_finite_;
     if (lane_ % 4 == 0) {
       shared_.reference[row_] = reference_[0];
       shared_.reference[row_ + 8] = reference_[1];
@@ -239,12 +275,11 @@ class SegmentConsumer {
 
   // Values of probability 0 must not be NaN or infinite: zeroes those of keys that do not exist,
   // and of the tail, where rows see different keys. (Rows that see such a key have NaN
-  // probabilities, made of its scores.) In this warpgroup's half.
+  // probabilities, made of its scores.) In this warpgroup's half, where scores tell the need.
   __device__ __forceinline__ void clear_missing_values(int i, int slot) {
     const int key_block = job_.segment.first_block + i;
     const int valid = valid_keys(job_, key_block);
     const bool in_tail = key_block >= prefix_blocks(job_);
-    if (valid == kKeys && !in_tail) return;
     for (int chunk = threadIdx.x % 128 + (in_tail ? 0 : valid * 8); chunk < kKeys * 8;
          chunk += 128) {
 #pragma unroll
@@ -276,6 +311,7 @@ class SegmentConsumer {
   // Per row: exponent reference and sum, and those that the block in work brings.
   float reference_[2] = {kNegativeInfinity, kNegativeInfinity}, sum_[2] = {0.0f, 0.0f};
   float next_[2], new_sum_[2];
+  bool not_finite_ = false;  // scores of the block in work
 };
 
 }  // namespace kdt::cuda::sm90

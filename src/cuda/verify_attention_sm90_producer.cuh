@@ -39,10 +39,11 @@ __device__ __forceinline__ BatchTotals batch_totals(const BatchLengths& lengths)
 
 __device__ __forceinline__ Schedule make_schedule(const Args& args) {
   const BatchTotals totals = batch_totals(args.lengths);
-  Schedule schedule(args.lengths, totals, gridDim.x, kSegmentOverhead);
+  Schedule schedule(args.lengths, totals, gridDim.x);
+  if (!schedule.try_rests()) return schedule;
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int first = 0; first < 128; first += 32) {  // every lane tries another quota
+  for (int first = 0; first < kCandidates; first += 32) {  // every lane tries another quota
     const int full = schedule.candidate(first + lane);
     int n_full = 0;
     const uint32_t fitting = __ballot_sync(kAllLanes, schedule.fits(full, &n_full));
@@ -55,10 +56,6 @@ __device__ __forceinline__ Schedule make_schedule(const Args& args) {
   schedule.choose_largest();
   return schedule;
 }
-
-#ifdef KDT_AHEAD
-inline constexpr int kBlocksAhead = KDT_AHEAD, kItemsTogether = 4;
-#endif
 
 __device__ __forceinline__ void prefetch_l2(const void* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");

@@ -5,12 +5,19 @@
 // of 64 keys (prefix pages, then tail). A segment is a run of key blocks of one item, done by one
 // thread block; an item of several segments is combined afterwards.
 //
-// - If every request has the same shape and there are at least as many items as blocks, whole items
-//   are dealt out in waves: blocks that run at the same time read the same keys, which stay in L2.
-// - What remains is cut so that every block gets a quota of work, where a segment costs its key
-//   blocks and a fixed overhead. An item longer than a quota first fills blocks of its own from key
-//   0 on, so that all items of a request read the same keys at the same time; the rests of all
-//   items form a line that is cut evenly among the other blocks.
+// Where every request has the same shape:
+//
+// - If there are at least as many items as blocks, whole items are dealt out in waves: blocks that
+//   run at the same time read the same keys, which stay in L2.
+// - What remains goes to gangs of blocks: to a gang belongs one block for each item that remains,
+// or
+//   one for each item of a request. Its blocks do the same key blocks of different items at the
+//   same time. The keys of the request, or those of all requests in a line, are cut evenly among
+//   the gangs.
+//
+// Where shapes differ, or where gangs would leave many blocks idle: items longer than a quota first
+// fill blocks of their own from key 0 on, so that all items of a request read the same keys at the
+// same time; the rests of all items form a line that is cut evenly among the other blocks.
 #pragma once
 
 #include <cstdint>
@@ -19,24 +26,28 @@ namespace kdt::cuda::sm90 {
 
 inline constexpr int kRows = 64;  // query rows of an item
 inline constexpr int kKeys = 64;  // keys of a key block
-// Cost of a segment in key blocks: what was fastest on average, not what its start and end take.
-inline constexpr int kSegmentOverhead = 14;
+// What a segment costs beyond its key blocks, in key blocks: on the line of the requests of gangs,
+// and on the line of rests, whose combines come one after the other.
+inline constexpr int kGangOverhead = 5, kRestOverhead = 14;
+// How much shorter parts must be for a line of rests to be better than gangs.
+inline constexpr int kRestPenalty = 8;
+// Quotas that are tried before whole items are dealt out.
+inline constexpr int kCandidates = 128;
 
-// What a second segment costs a thread block, in key blocks.
-inline constexpr int kSecondSegment = 8;
-
-// a / b for a >= 0, b > 0. A division is most of what planning costs a thread block before its
-// first copy, and the general one is slow: this one guesses in fp32.
+// a / b for 0 <= a / b < 2^22. Divisions are most of what planning costs a thread block before its
+// first copy, and the general one is slow.
 __host__ __device__ inline int quotient(int a, int b) {
 #ifdef __CUDA_ARCH__
-  int q = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
-  int rest = a - q * b;
-  for (; rest < 0; rest += b) --q;
-  for (; rest >= b; rest -= b) ++q;
-  return q;
+  const int q = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
+  const int rest = a - q * b;
+  return q + (rest >= b) - (rest < 0);
 #else
   return a / b;
 #endif
+}
+
+__host__ __device__ inline int quotient_up(int a, int b) {
+  return quotient(a + b - 1, b);
 }
 
 struct BatchLengths {
@@ -68,172 +79,223 @@ struct Segment {
   int32_t request, item;      // item of the request
   int first_block, n_blocks;  // key blocks
   // Parts of the item; this is number `part`. Part i < full_parts was done by thread block
-  // owner + i and is in slot owner + i; the next two are in slots rest_slot and last_slot.
+  // owner + i and is in slot owner + i, the next one in rest_slot, those after it from next_slot
+  // on.
   int32_t part, n_parts, full_parts, owner;
-  int32_t rest_slot, last_slot;
+  int32_t rest_slot, next_slot, stride;
 
   __host__ __device__ int slot(int i) const {
-    return i < full_parts ? owner + i : i == full_parts ? rest_slot : last_slot;
+    if (i < full_parts) return owner + i;
+    return i == full_parts ? rest_slot : next_slot + (i - full_parts - 1) * stride;
   }
 };
 
 class Schedule {
  public:
-  __host__ __device__ Schedule(const BatchLengths& lengths, const BatchTotals& totals, int n_blocks,
-                               int overhead)
-      : lengths_(lengths), totals_(totals), n_blocks_(n_blocks), overhead_(overhead) {
+  __host__ __device__ Schedule(const BatchLengths& lengths, const BatchTotals& totals, int n_blocks)
+      : lengths_(lengths), totals_(totals), n_blocks_(n_blocks) {
     if (totals.uniform) waves_ = quotient(totals.items, n_blocks);
     const int done = waves_ * n_blocks;
     rest_items_ = totals.items - done;
     rest_blocks_ = totals.key_blocks - done * totals.max_blocks;
-    if (rest_items_ > 0 && rest_items_ <= n_blocks) {
-      const int parts = quotient(n_blocks, rest_items_);
-      largest_ = quotient(totals.max_blocks + parts - 1, parts);
-    }
+    even_ = quotient_up(rest_blocks_, n_blocks);
+    if (totals.uniform && rest_items_ > 0) choose_gangs();
   }
 
   // Partial results of items in several parts: slots a kernel may use.
   static __host__ __device__ int slots(int n_blocks) { return 2 * n_blocks; }
 
+  // Whether rests should be tried too, with quotas below `limit()`.
+  __host__ __device__ bool try_rests() const {
+    return rest_items_ > 0 && even_ + even_ / 16 + kRestPenalty < limit();
+  }
+  __host__ __device__ int limit() const { return gang_ > 0 ? quota_ - kRestPenalty : 1 << 30; }
+
   // The quota to try as number i: key blocks of a full part. Later ones are larger.
   __host__ __device__ int candidate(int i) const {
-    const int even = quotient(rest_blocks_ + n_blocks_ - 1, n_blocks_);
-    const int step = 1 + quotient(overhead_ * rest_items_, n_blocks_ * 16);
-    return even + i * step;
+    return even_ + i * (1 + quotient(kRestOverhead * rest_items_, n_blocks_ * 16));
   }
 
   // Whether parts of `full` key blocks fit; sets how many thread blocks the full parts fill.
   __host__ __device__ bool fits(int full, int* n_full) const {
     int parts = 0, line = 0;
-    if (full < 1) return false;
-    if (totals_.uniform) {
-      const int f = quotient(totals_.max_blocks - 1, full);
-      parts = f * rest_items_;
-      if (parts + rest_items_ <= n_blocks_) {  // every rest has a thread block of its own
-        *n_full = parts;
-        return true;
-      }
-      if (full + kSecondSegment > largest_) return false;
-      line = rest_items_ * (totals_.max_blocks - f * full + overhead_);
-    } else {
-      for (int b = 0; b < lengths_.n_requests; ++b) {
-        const int n = lengths_.key_blocks(b), items = lengths_.items(b);
-        if (items == 0) continue;
-        const int f = quotient(n - 1, full);
-        parts += f * items;
-        line += items * (n - f * full + overhead_);
-      }
+    if (full < 1 || full >= limit()) return false;
+    for (int r = 0; r < n_runs(); ++r) {
+      const Run run = this->run(r);
+      if (run.items == 0) continue;
+      const int f = quotient(run.blocks - 1, full);
+      parts += f * run.items;
+      line += run.items * (run.blocks - f * full + kRestOverhead);
     }
     *n_full = parts;
-    return line <= (n_blocks_ - parts) * (full + overhead_);
+    return line <= (n_blocks_ - parts) * (full + kRestOverhead);
   }
 
   __host__ __device__ void choose(int full, int n_full) {
+    gang_ = 0;
     full_ = full;
     n_full_ = n_full;
-    quota_ = full + overhead_;
-    if (totals_.uniform && n_full + rest_items_ <= n_blocks_)
-      quota_ = totals_.max_blocks - quotient(totals_.max_blocks - 1, full) * full + overhead_;
+    quota_ = full + kRestOverhead;
   }
 
-  // If no candidate fits: whole items only, cut where a thread block has its share.
+  // If no candidate fits: gangs, or whole items only, cut where a thread block has its share.
   __host__ __device__ void choose_largest() {
-    const int line = rest_blocks_ + rest_items_ * overhead_;
-    const int quota = quotient(line + n_blocks_ - 1, n_blocks_);
-    const int most = totals_.max_blocks + overhead_;
-    choose((quota > most ? quota : most) - overhead_, 0);
+    if (gang_ > 0) return;
+    const int quota = quotient_up(rest_blocks_ + rest_items_ * kRestOverhead, n_blocks_);
+    const int most = totals_.max_blocks + kRestOverhead;
+    choose((quota > most ? quota : most) - kRestOverhead, 0);
   }
 
   // How far a thread block has come in its segments.
   struct Cursor {
     int wave = 0;
-    int run = 0;              // runs of items of the same length: the requests, or the whole rest
-    int item = -1;            // of the run, -1 = at its start
+    int run = 0;
+    int item = -1;            // of the run, -1 = at its start; for gangs, a request
     int owner = 0, line = 0;  // full parts and length of the line before this run
   };
 
   // The next segment of thread block `block`; false if there is none.
   __host__ __device__ bool next(int block, Cursor& c, Segment& s) const {
-    if (c.wave < waves_) {
-      const int items = totals_.first_items, i = c.wave * n_blocks_ + block;
-      const int request = quotient(i, items);
-      s = {request, i - request * items, 0, totals_.max_blocks, 0, 1, 0, 0, 0, 0};
-      ++c.wave;
+    if (c.wave >= waves_) return gang_ > 0 ? next_of_gang(block, c, s) : next_rest(block, c, s);
+    s = {0, 0, 0, totals_.max_blocks, 0, 1, 0, 0, 0, 0, 0};
+    locate(c.wave * n_blocks_ + block, s);
+    ++c.wave;
+    return true;
+  }
+
+ private:
+  // Item i of all in a uniform batch.
+  __host__ __device__ void locate(int i, Segment& s) const {
+    s.request = quotient(i, totals_.first_items);
+    s.item = i - s.request * totals_.first_items;
+  }
+
+  __host__ __device__ void choose_gangs() {
+    gang_ = rest_items_;
+    n_gangs_ = quotient(n_blocks_, gang_);
+    gang_requests_ = 1;
+    quota_ = quotient_up(totals_.max_blocks, n_gangs_);
+    if (waves_ > 0 || lengths_.n_requests == 1) return;
+    const int n_gangs = quotient(n_blocks_, totals_.first_items);
+    const int line = lengths_.n_requests * (totals_.max_blocks + kGangOverhead);
+    const int quota = quotient_up(line, n_gangs);
+    if (quota >= quota_) return;
+    gang_ = totals_.first_items;
+    n_gangs_ = n_gangs;
+    gang_requests_ = lengths_.n_requests;
+    quota_ = quota;
+  }
+
+  __host__ __device__ bool next_of_gang(int block, Cursor& c, Segment& s) const {
+    const int gang = quotient(block, gang_), member = block - gang * gang_;
+    if (gang >= n_gangs_) return false;
+    const int n = totals_.max_blocks, overhead = gang_requests_ > 1 ? kGangOverhead : 0;
+    const int begin = gang * quota_, end = begin + quota_;
+    if (c.item < 0) c.item = gang_requests_ > 1 ? quotient(begin, n + overhead) : 0;
+    for (; c.item < gang_requests_; ++c.item) {
+      const int start = c.item * (n + overhead) + overhead;  // of its key blocks on the line
+      if (start >= end) return false;
+      const int from = start > begin ? start : begin, to = start + n < end ? start + n : end;
+      if (from >= to) continue;
+      const int first = quotient(start, quota_), last = quotient(start + n - 1, quota_);  // gangs
+      s.request = c.item;
+      s.item = member;
+      if (gang_requests_ == 1) locate(waves_ * n_blocks_ + member, s);
+      s.first_block = from - start;
+      s.n_blocks = to - from;
+      s.part = gang - first;
+      s.n_parts = last - first + 1;
+      s.full_parts = 0;
+      s.owner = first * gang_ + member;
+      s.rest_slot = n_blocks_ + s.owner;
+      s.next_slot = s.owner + gang_;
+      s.stride = gang_;
+      ++c.item;
       return true;
-    }
-    const int n_runs = totals_.uniform ? rest_items_ > 0 : lengths_.n_requests;
-    const int begin = (block - n_full_) * quota_, end = begin + quota_;
-    for (; c.run < n_runs; ++c.run, c.item = -1) {
-      const int count = totals_.uniform ? rest_items_ : lengths_.items(c.run);
-      if (count == 0) continue;
-      const int n = totals_.uniform ? totals_.max_blocks : lengths_.key_blocks(c.run);
-      const int f = quotient(n - 1, full_);
-      const int rest = n - f * full_;
-      const int cost = rest + overhead_;
-      if (block < n_full_) {
-        if (block < c.owner + count * f) {
-          const int x = quotient(block - c.owner, f);
-          s = part_of(c, x, n, f, block - c.owner - x * f);
-          c.run = n_runs;
-          return true;
-        }
-      } else {
-        if (c.item < 0) c.item = begin < c.line + cost ? 0 : quotient(begin - c.line, cost);
-        for (; c.item < count; ++c.item) {
-          const int start = c.line + c.item * cost + overhead_;  // of its key blocks on the line
-          if (start >= end) {
-            c.run = n_runs;
-            return false;
-          }
-          if (start + rest <= begin) continue;
-          s = part_of(c, c.item, n, f, start >= begin ? f : f + 1);
-          ++c.item;
-          return true;
-        }
-      }
-      c.owner += count * f;
-      c.line += count * cost;
     }
     return false;
   }
 
- private:
+  // Items of the same length that follow each other: those of a request, or the whole rest of a
+  // uniform batch.
+  struct Run {
+    int items, blocks;
+  };
+  __host__ __device__ int n_runs() const { return totals_.uniform ? 1 : lengths_.n_requests; }
+  __host__ __device__ Run run(int r) const {
+    if (totals_.uniform) return {rest_items_, totals_.max_blocks};
+    return {lengths_.items(r), lengths_.key_blocks(r)};
+  }
+
+  __host__ __device__ bool next_rest(int block, Cursor& c, Segment& s) const {
+    const int begin = (block - n_full_) * quota_, end = begin + quota_;
+    for (; c.run < n_runs(); ++c.run, c.item = -1) {
+      const Run run = this->run(c.run);
+      if (run.items == 0) continue;
+      const int f = quotient(run.blocks - 1, full_);
+      const int rest = run.blocks - f * full_, cost = rest + kRestOverhead;
+      if (block < n_full_) {
+        if (block < c.owner + run.items * f) {
+          const int x = quotient(block - c.owner, f);
+          part_of(c, x, run.blocks, f, block - c.owner - x * f, s);
+          c.run = n_runs();
+          return true;
+        }
+      } else {
+        if (c.item < 0) c.item = begin < c.line + cost ? 0 : quotient(begin - c.line, cost);
+        for (; c.item < run.items; ++c.item) {
+          const int start =
+              c.line + c.item * cost + kRestOverhead;  // of its key blocks on the line
+          if (start >= end) {
+            c.run = n_runs();
+            return false;
+          }
+          if (start + rest <= begin) continue;
+          part_of(c, c.item, run.blocks, f, start >= begin ? f : f + 1, s);
+          ++c.item;
+          return true;
+        }
+      }
+      c.owner += run.items * f;
+      c.line += run.items * cost;
+    }
+    return false;
+  }
+
   // Part `part` of item x of a run of items of n key blocks, of which f full parts come first.
-  __host__ __device__ Segment part_of(const Cursor& c, int x, int n, int f, int part) const {
+  __host__ __device__ void part_of(const Cursor& c, int x, int n, int f, int part,
+                                   Segment& s) const {
     const int rest = n - f * full_;
-    const int start = c.line + x * (rest + overhead_) + overhead_;
+    const int start = c.line + x * (rest + kRestOverhead) + kRestOverhead;
     const int quotas = quotient(start, quota_);
     const int block = n_full_ + quotas;  // that begins the rest
     const int room = (quotas + 1) * quota_ - start;
     const int head = room < rest ? room : rest;
-    Segment s;
     s.request = c.run;
     s.item = x;
-    if (totals_.uniform) {
-      const int items = totals_.first_items, i = waves_ * n_blocks_ + x;
-      s.request = quotient(i, items);
-      s.item = i - s.request * items;
-    }
+    if (totals_.uniform) locate(waves_ * n_blocks_ + x, s);
     s.part = part;
     s.n_parts = f + (head < rest ? 2 : 1);
     s.full_parts = f;
     s.owner = f > 0 ? c.owner + x * f : block;
     s.rest_slot = n_blocks_ + s.owner;
-    s.last_slot = block + 1;
+    s.next_slot = block + 1;
+    s.stride = 0;
     s.first_block = part < f ? part * full_ : f * full_ + (part == f ? 0 : head);
     s.n_blocks = part < f ? full_ : part == f ? head : rest - head;
-    return s;
   }
 
   BatchLengths lengths_;
   BatchTotals totals_;
-  int n_blocks_, overhead_;
+  int n_blocks_;
   int waves_ = 0;
   int rest_items_ = 0, rest_blocks_ = 0;
-  int full_ = 1;     // key blocks of a full part
-  int n_full_ = 0;   // thread blocks that do one full part each; the others share the line
-  int quota_ = 1;    // of the line, to each of them
-  int largest_ = 0;  // key blocks of a part if every thread block has one
+  int even_ = 0;  // key blocks of the rest to each thread block
+  // Blocks of a gang, 0 if there are none; the requests whose keys the gangs share.
+  int gang_ = 0, n_gangs_ = 0, gang_requests_ = 0;
+  int full_ = 1;    // key blocks of a full part
+  int n_full_ = 0;  // thread blocks that do one full part each; the others share the line
+  int quota_ = 1;   // of a line, to each gang or thread block
 };
 
 }  // namespace kdt::cuda::sm90

@@ -1,8 +1,6 @@
 // Storing what a consumer warpgroup of the wgmma attention kernel has computed.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/verify_attention_sm90_combine.cuh"
 
 namespace kdt::cuda::sm90 {
@@ -34,14 +32,45 @@ __device__ __forceinline__ void part_is_stored(const Args& args, const Shared& s
                  : "memory");
 }
 
-// Row `r` of the thread's two times `factor`, as pairs of columns 8 apart from `to` on.
-template <typename T, typename Pair>
-__device__ __forceinline__ void store_row(T* to, int r, const float (&o)[128], float factor,
-                                          const Pair& pair) {
+// Row `r` of the thread's two times `factor`, if it exists, at `to` in this warpgroup's half.
+__device__ __forceinline__ void store_row(float* to, int r, const float (&o)[128], float factor,
+                                          bool exists) {
+  if (!exists) return;
 #pragma unroll
   for (int j = 0; j < 32; ++j) {
-    const auto value = pair(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
-    *reinterpret_cast<std::remove_const_t<decltype(value)>*>(to + 8 * j) = value;
+    *reinterpret_cast<float2*>(to + 8 * j + threadIdx.x % 4 * 2) =
+        make_float2(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
+  }
+}
+
+// The same in elements of 2 bytes. All lanes call it: the four of a row exchange pairs, so that
+// each stores 16 bytes in a piece.
+template <typename Element>
+__device__ __forceinline__ void store_row(uint16_t* to, int r, const float (&o)[128], float factor,
+                                          bool exists) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int m = 0; m < 8; ++m) {
+    uint32_t v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int j = 4 * m + i;
+      v[i] = pack<Element>(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
+    }
+    // Lane l's v[i] and lane i's v[l] change places.
+#pragma unroll
+    for (int d = 2; d > 0; d /= 2) {
+      const bool high = (lane & d) != 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i & d) continue;
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + d], d);
+        v[i] = high ? got : v[i];
+        v[i + d] = high ? v[i + d] : got;
+      }
+    }
+    if (exists)
+      *reinterpret_cast<uint4*>(to + 32 * m + 8 * lane) = make_uint4(v[0], v[1], v[2], v[3]);
   }
 }
 
@@ -80,19 +109,18 @@ __device__ __forceinline__ void store_segment(const Args& args, Shared& shared, 
   const int64_t item_row = int64_t{s.item} * kRows + row;
   const int64_t n_rows = int64_t{job.n_nodes} * n_heads;
   const int64_t out_row = int64_t{job.row_offset} * n_heads + item_row;
-  const int column = 256 * group + lane % 4 * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if (item_row + 8 * r >= n_rows) continue;
-    const int64_t at = (out_row + 8 * r) * kLatent + column;
+    const bool exists = item_row + 8 * r < n_rows;
+    const int64_t at = (out_row + 8 * r) * kLatent + 256 * group;
     if (args.out_type == OutType::kF32)
-      store_row(static_cast<float*>(args.out) + at, r, o, inverse[r],
-                [](float x, float y) { return make_float2(x, y); });
+      store_row(static_cast<float*>(args.out) + at, r, o, inverse[r], exists);
     else if (args.out_type == OutType::kBF16)
-      store_row(static_cast<uint16_t*>(args.out) + at, r, o, inverse[r], pack<Bf16>);
+      store_row<Bf16>(static_cast<uint16_t*>(args.out) + at, r, o, inverse[r], exists);
     else
-      store_row(static_cast<uint16_t*>(args.out) + at, r, o, inverse[r], pack<Fp16>);
-    if (group == 0 && lane % 4 == 0) args.lse[out_row + 8 * r] = row_lse(reference[r], total[r]);
+      store_row<Fp16>(static_cast<uint16_t*>(args.out) + at, r, o, inverse[r], exists);
+    if (exists && group == 0 && lane % 4 == 0)
+      args.lse[out_row + 8 * r] = row_lse(reference[r], total[r]);
   }
 }
 

@@ -35,8 +35,9 @@ BatchTotals totals_of(const BatchLengths& lengths) {
 }
 
 Schedule chosen(const BatchLengths& lengths, int n_blocks) {
-  Schedule schedule(lengths, totals_of(lengths), n_blocks, kSegmentOverhead);
-  for (int i = 0; i < 128; ++i) {
+  Schedule schedule(lengths, totals_of(lengths), n_blocks);
+  if (!schedule.try_rests()) return schedule;
+  for (int i = 0; i < kCandidates; ++i) {
     int n_full = 0;
     const int full = schedule.candidate(i);
     if (!schedule.fits(full, &n_full)) continue;

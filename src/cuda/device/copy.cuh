@@ -12,6 +12,10 @@ __device__ __forceinline__ void copy_async16(uint32_t to_shared, const void* fro
                : "memory");
 }
 
+__device__ __forceinline__ void copy_async8(uint32_t to_shared, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to_shared), "l"(from) : "memory");
+}
+
 // The same at kOffset bytes behind both addresses, which are encoded in the instruction.
 template <int kOffset>
 __device__ __forceinline__ void copy_async16_at(uint32_t to_shared, const void* from) {
