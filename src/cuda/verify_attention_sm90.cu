@@ -8,6 +8,7 @@
 // Tree-verify attention on Hopper (sm_90a) with wgmma and the bulk tensor copy engine: one kernel
 // for prefix, tail, mask, split and combine.
 #include "cuda/verify_attention_sm90_consumer.cuh"
+#include "cuda/verify_attention_sm90_prefetch.cuh"
 #include "cuda/verify_attention_sm90_producer.cuh"
 
 namespace kdt::cuda {
@@ -23,21 +24,10 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     mbarrier_init(&shared.rope_empty[slot], 4);
     mbarrier_init(&shared.p_full[slot], 4);
     mbarrier_init(&shared.job_full[slot], 1);
-    mbarrier_init(&shared.job_empty[slot], 8);
+    mbarrier_init(&shared.job_empty[slot], 9);
   }
+  shared.blocks_copied = 0;
   mbarrier_fence_init();
-}
-
-// Job number n, once the producer has handed it over.
-__device__ __forceinline__ Job next_job(Shared& shared, int n) {
-  mbarrier_wait(&shared.job_full[n & 1], n >> 1 & 1);
-  Job job;
-  const auto* from = reinterpret_cast<const int*>(&shared.job[n & 1]);
-  auto* to = reinterpret_cast<int*>(&job);
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(Job) / sizeof(int)); ++i) to[i] = uniform(from[i]);
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.job_empty[n & 1]);
-  return job;
 }
 
 template <typename Element>
@@ -57,6 +47,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else {
       warm(args);
       __syncthreads();
+      if (warp == kConsumerThreads / 32 + 1) prefetch_keys(args, shared);
     }
   } else {
     __syncthreads();

@@ -50,7 +50,7 @@ struct Args {
   float scale_log2;  // scale * log2(e)
 };
 
-// A job of the consumers, as the producer hands it over.
+// A job of the consumers, and of the warp that prefetches, as the producer hands it over.
 struct Job {
   enum Kind : int32_t { kAttend, kCombine, kEnd };
   Segment segment;
@@ -75,11 +75,24 @@ struct Shared {
   MBarrier p_full[2];  // by the warpgroup that made it
   MBarrier job_full[2], job_empty[2];
   Job job[2];
-  float reference[kRows];  // exponent references of the rows of p
-  int not_finite[2];       // by the warpgroup that made p: whether scores are not finite
+  volatile int blocks_copied;  // key blocks, by the producer so far
+  float reference[kRows];      // exponent references of the rows of p
+  int not_finite[2];           // by the warpgroup that made p: whether scores are not finite
   // By segment parity: exponent references of its rows, and sums by warpgroup.
   float last_reference[2][kRows], sum[2][2][kRows];
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
+
+// Job number n, once the producer has handed it over.
+__device__ __forceinline__ Job next_job(Shared& shared, int n) {
+  mbarrier_wait(&shared.job_full[n & 1], n >> 1 & 1);
+  Job job;
+  const auto* from = reinterpret_cast<const int*>(&shared.job[n & 1]);
+  auto* to = reinterpret_cast<int*>(&job);
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(Job) / sizeof(int)); ++i) to[i] = uniform(from[i]);
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.job_empty[n & 1]);
+  return job;
+}
 
 }  // namespace kdt::cuda::sm90

@@ -75,6 +75,7 @@ struct CombineScratch {
   static constexpr int kCopies = 36;  // slices of parts that a warp has under way
   // Enough for all rows of a few parts and for 32 rows of the most.
   static constexpr int kWeights = kMaxParts * 33;
+  int slots[kMaxParts];
   float weights[kWeights];  // [part][row]
   union {
     float2 stats[kWeights];                     // [part][row], until there are weights
@@ -98,7 +99,7 @@ class PartWeights {
     for_rows([&](int row) {
 #pragma unroll 1
       for (int part = first_part(); part < n_parts(); part += kThreadsPerRow) {
-        const int slot = job_.segment.slot(part);
+        const int slot = scratch_.slots[part];
         copy_async8(shared_address(&scratch_.stats[at(part, row)]),
                     args_.partial_stats + int64_t{slot} * kRows + share_.row0 + row);
       }
@@ -190,6 +191,7 @@ __device__ __forceinline__ void combine(const Args& args, const Job& job, Shared
   auto& slices = *reinterpret_cast<PartSlices*>(shared.k);
   const Segment& s = job.segment;
   const Share share(s);
+  if (threadIdx.x < s.n_parts) scratch.slots[threadIdx.x] = s.slot(threadIdx.x);
   wait_for_parts(args, s);
   if (share.first == share.last) return;
 
@@ -208,8 +210,8 @@ __device__ __forceinline__ void combine(const Args& args, const Job& job, Shared
     for (int slice = first; slice < min(share.last, first + round); slice += step) {
 #pragma unroll 4
       for (int part = begin; part < end; ++part) {
-        copy_async16(shared_address(&copies[n++][lane]), slice_of(args, s.slot(part), slice, lane),
-                     true);
+        copy_async16(shared_address(&copies[n++][lane]),
+                     slice_of(args, scratch.slots[part], slice, lane), true);
       }
     }
     commit_copies();

@@ -57,41 +57,6 @@ __device__ __forceinline__ Schedule make_schedule(const Args& args) {
   return schedule;
 }
 
-__device__ __forceinline__ void prefetch_l2(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
-}
-
-// Asks for what is read once the segments are known, while they are planned: tensor maps, and a
-// share for each thread block of the tables, the rows and, if there are few, the keys. Three warps
-// do it.
-__device__ __forceinline__ void warm(const Args& args) {
-  constexpr int kLine = 128, kThreadsHere = 96, kMostLines = 4;
-  const int at = threadIdx.x - kConsumerThreads - 32;
-  const int n = kThreadsHere * gridDim.x, first = blockIdx.x * kThreadsHere + at;
-  if (at == 0) {
-    tma_prefetch_map(&args.q_map);
-    tma_prefetch_map(&args.pages_map);
-    tma_prefetch_map(&args.tail_map);
-  }
-  const auto share = [&](const void* data, int64_t bytes) {
-    const int64_t lines = min((bytes + kLine - 1) / kLine, int64_t{n} * kMostLines);
-    for (int64_t i = first; i < lines; i += n)
-      prefetch_l2(static_cast<const char*>(data) + i * kLine);
-  };
-  const int64_t n_entries = int64_t{args.lengths.n_requests} * args.max_blocks;
-  const int page = n_entries <= int64_t{2} * gridDim.x && blockIdx.x < n_entries
-                       ? args.block_table[blockIdx.x]
-                       : -1;
-  share(args.row_offset, int64_t{args.lengths.n_requests} * 4);
-  share(args.block_table, n_entries * 4);
-  share(args.q, args.n_query_rows * kWidth * 2);
-  if (page >= 0 && page < args.n_pages) {
-    constexpr int kPageBytes = kKeys * kWidth * 2;
-    const char* keys = static_cast<const char*>(args.pages) + int64_t{page} * kPageBytes;
-    for (int i = at * kLine; i < kPageBytes; i += kThreadsHere * kLine) prefetch_l2(keys + i);
-  }
-}
-
 class Producer {
  public:
   __device__ __forceinline__ Producer(const Args& args, Shared& shared)
@@ -175,6 +140,7 @@ class Producer {
         copy_block<1>(map, row, with_queries ? q_row : -1);
       if (i == 0 && !first_segment) copy_queries(q_row);
       ++block_;
+      if (lane_ == 0) shared_.blocks_copied = block_;
     }
     ++segment_;
   }

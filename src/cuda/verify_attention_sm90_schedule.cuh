@@ -28,7 +28,9 @@ inline constexpr int kRows = 64;  // query rows of an item
 inline constexpr int kKeys = 64;  // keys of a key block
 // What a segment costs beyond its key blocks, in key blocks: on the line of the requests of gangs,
 // and on the line of rests, whose combines come one after the other.
-inline constexpr int kGangOverhead = 5, kRestOverhead = 14;
+inline constexpr int kGangOverhead = 4, kRestOverhead = 14;
+// What a combine costs that follows a thread block's segments, in key blocks.
+inline constexpr int kCombine = 4;
 // How much shorter parts must be for a line of rests to be better than gangs.
 inline constexpr int kRestPenalty = 8;
 // Quotas that are tried before whole items are dealt out.
@@ -175,11 +177,12 @@ class Schedule {
     n_gangs_ = quotient(n_blocks_, gang_);
     gang_requests_ = 1;
     quota_ = quotient_up(totals_.max_blocks, n_gangs_);
+    const int cost = quota_ + (n_gangs_ > 1 ? kCombine : 0);
     if (waves_ > 0 || lengths_.n_requests == 1) return;
     const int n_gangs = quotient(n_blocks_, totals_.first_items);
     const int line = lengths_.n_requests * (totals_.max_blocks + kGangOverhead);
     const int quota = quotient_up(line, n_gangs);
-    if (quota >= quota_) return;
+    if (quota + 2 * kCombine >= cost) return;  // first and last segment are parts
     gang_ = totals_.first_items;
     n_gangs_ = n_gangs;
     gang_requests_ = lengths_.n_requests;
