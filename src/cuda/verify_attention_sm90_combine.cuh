@@ -18,17 +18,15 @@ __device__ __forceinline__ void consumers_sync() {
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-__device__ __forceinline__ void store_pair(const Args& args, int64_t row, int column, float x,
-                                           float y) {
-  const int64_t at = row * kLatent + column;
-  if (args.out_type == OutType::kF32) {
-    *reinterpret_cast<float2*>(static_cast<float*>(args.out) + at) = make_float2(x, y);
-  } else {
-    const uint32_t bf16 = pack<Bf16>(x, y), f16 = pack<Fp16>(x, y);
-    const uint32_t packed = args.out_type == OutType::kBF16 ? bf16 : f16;
-    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(args.out) + at) = packed;
-  }
-}
+// The output rows of an item.
+struct ItemRows {
+  int64_t first;  // of all rows
+  int n;          // that exist
+
+  __device__ __forceinline__ ItemRows(const Args& args, const Job& job)
+      : first(int64_t{job.row_offset} * args.lengths.n_heads + job.segment.item * kRows),
+        n(job.n_nodes * args.lengths.n_heads - job.segment.item * kRows) {}
+};
 
 // Log-sum-exp of a row from its reference (base 2) and sum.
 __device__ __forceinline__ float row_lse(float reference, float sum) {
@@ -44,14 +42,23 @@ __device__ __forceinline__ float* slice_of(const Args& args, int slot, int slice
   return args.partial_out + int64_t{slot} * kPartialFloats + slice * kSliceFloats + lane * 4;
 }
 
-__device__ __forceinline__ void store_slice(const Args& args, const Job& job, int slice, int lane,
-                                            float4 v) {
+__device__ __forceinline__ void store_slice(const Args& args, const ItemRows& rows, int slice,
+                                            int lane, float4 v) {
   const int row = slice / 64 * 16 + lane / 4, column = slice % 64 * 8 + lane % 4 * 2;
-  const int64_t item_row = int64_t{job.segment.item} * kRows + row;
-  const int64_t n_rows = int64_t{job.n_nodes} * args.lengths.n_heads;
-  const int64_t out_row = int64_t{job.row_offset} * args.lengths.n_heads + item_row;
-  if (item_row < n_rows) store_pair(args, out_row, column, v.x, v.y);
-  if (item_row + 8 < n_rows) store_pair(args, out_row + 8, column, v.z, v.w);
+  const int64_t at = rows.first * kLatent + (row * kLatent + column);
+  const float2 pairs[2] = {make_float2(v.x, v.y), make_float2(v.z, v.w)};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (row + 8 * r >= rows.n) return;
+    const auto [x, y] = pairs[r];
+    if (args.out_type == OutType::kF32) {
+      *reinterpret_cast<float2*>(static_cast<float*>(args.out) + at + 8 * r * kLatent) = pairs[r];
+    } else {
+      const uint32_t packed = args.out_type == OutType::kBF16 ? pack<Bf16>(x, y) : pack<Fp16>(x, y);
+      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(args.out) + at + 8 * r * kLatent) =
+          packed;
+    }
+  }
 }
 
 // The slices of the item that this thread block combines, and their rows.
@@ -155,12 +162,9 @@ class PartWeights {
   // Written by the part whose share begins or contains the first slice of the row's quarter.
   __device__ __forceinline__ void store_lse(int row, float reference, float sum) const {
     const int slice = (share_.row0 + row) / 16 * 64;
-    const int64_t item_row = int64_t{job_.segment.item} * kRows + share_.row0 + row;
-    if (slice >= share_.first && slice < share_.last &&
-        item_row < int64_t{job_.n_nodes} * args_.lengths.n_heads) {
-      args_.lse[int64_t{job_.row_offset} * args_.lengths.n_heads + item_row] =
-          row_lse(reference, sum);
-    }
+    const ItemRows rows(args_, job_);
+    if (slice >= share_.first && slice < share_.last && share_.row0 + row < rows.n)
+      args_.lse[rows.first + share_.row0 + row] = row_lse(reference, sum);
   }
 
   const Args& args_;
@@ -191,6 +195,7 @@ __device__ __forceinline__ void combine(const Args& args, const Job& job, Shared
   auto& slices = *reinterpret_cast<PartSlices*>(shared.k);
   const Segment& s = job.segment;
   const Share share(s);
+  const ItemRows rows(args, job);
   if (threadIdx.x < s.n_parts) scratch.slots[threadIdx.x] = s.slot(threadIdx.x);
   wait_for_parts(args, s);
   if (share.first == share.last) return;
@@ -231,7 +236,7 @@ __device__ __forceinline__ void combine(const Args& args, const Job& job, Shared
       if (by_parts)
         scratch.sums[slice - share.first][warp][lane] = sum;
       else
-        store_slice(args, job, slice, lane, sum);
+        store_slice(args, rows, slice, lane, sum);
     }
   };
 
@@ -257,7 +262,7 @@ __device__ __forceinline__ void combine(const Args& args, const Job& job, Shared
         const float4 v = scratch.sums[warp][i][lane];
         total = make_float4(total.x + v.x, total.y + v.y, total.z + v.z, total.w + v.w);
       }
-      store_slice(args, job, share.first + warp, lane, total);
+      store_slice(args, rows, share.first + warp, lane, total);
     }
     consumers_sync();  // the sums may be written again
   }

@@ -42,9 +42,11 @@ __device__ __forceinline__ void warm(const Args& args) {
 }
 
 // Keys ahead of the producer, by one of a few items that read them at the same time. Where nobody
-// else reads them, memory is the limit, and copies are not late but many.
+// else reads them, memory is the limit, and copies are not late but many; where very many do, the
+// L2 is.
 __device__ __forceinline__ void prefetch_keys(const Args& args, Shared& shared) {
-  constexpr int kAhead = 2, kItemsTogether = 8, kLine = 128, kPageBytes = kKeys * kWidth * 2;
+  constexpr int kAhead = 2, kItemsTogether = 4, kLine = 128, kPageBytes = kKeys * kWidth * 2;
+  constexpr int kMostItems = 20;
   const int lane = threadIdx.x % 32;
   int n_jobs = 0, n_blocks = 0;
 #pragma unroll 1
@@ -52,8 +54,8 @@ __device__ __forceinline__ void prefetch_keys(const Args& args, Shared& shared) 
        job = next_job(shared, n_jobs++)) {
     if (job.kind != Job::kAttend) continue;
     const Segment& s = job.segment;
-    const bool shares_keys = job.n_nodes * args.lengths.n_heads > kRows;
-    if (shares_keys && s.item % kItemsTogether == 0) {
+    const int n_rows = job.n_nodes * args.lengths.n_heads;
+    if (n_rows > kRows && n_rows <= kMostItems * kRows && s.item % kItemsTogether == 0) {
       const int32_t* table = args.block_table + int64_t{s.request} * args.max_blocks;
       const int end = min(s.n_blocks, prefix_blocks(job) - s.first_block);
 #pragma unroll 1

@@ -105,22 +105,18 @@ __device__ __forceinline__ void store_segment(const Args& args, Shared& shared, 
     total[r] = shared.sum[parity][0][row + 8 * r] + shared.sum[parity][1][row + 8 * r];
   const float inverse[2] = {total[0] == 0.0f ? 0.0f : 1.0f / total[0],
                             total[1] == 0.0f ? 0.0f : 1.0f / total[1]};
-  const int n_heads = args.lengths.n_heads;
-  const int64_t item_row = int64_t{s.item} * kRows + row;
-  const int64_t n_rows = int64_t{job.n_nodes} * n_heads;
-  const int64_t out_row = int64_t{job.row_offset} * n_heads + item_row;
+  const ItemRows rows(args, job);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const bool exists = item_row + 8 * r < n_rows;
-    const int64_t at = (out_row + 8 * r) * kLatent + 256 * group;
+    const bool exists = row + 8 * r < rows.n;
+    const int64_t out_row = rows.first + row + 8 * r, at = out_row * kLatent + 256 * group;
     if (args.out_type == OutType::kF32)
       store_row(static_cast<float*>(args.out) + at, r, o, inverse[r], exists);
     else if (args.out_type == OutType::kBF16)
       store_row<Bf16>(static_cast<uint16_t*>(args.out) + at, r, o, inverse[r], exists);
     else
       store_row<Fp16>(static_cast<uint16_t*>(args.out) + at, r, o, inverse[r], exists);
-    if (exists && group == 0 && lane % 4 == 0)
-      args.lse[out_row + 8 * r] = row_lse(reference[r], total[r]);
+    if (exists && group == 0 && lane % 4 == 0) args.lse[out_row] = row_lse(reference[r], total[r]);
   }
 }
 
