@@ -63,8 +63,9 @@ __device__ __forceinline__ void prefetch_keys(const Args& args, Shared& shared) 
         const int page = __ldg(table + s.first_block + i);
         while (shared.blocks_copied < n_blocks + i - kAhead) __nanosleep(100);
         const char* at = static_cast<const char*>(args.pages) + int64_t{page} * kPageBytes;
-#pragma unroll 1
-        for (int b = lane * kLine; b < kPageBytes; b += 32 * kLine) prefetch_l2(at + b);
+        // Unrolled: where the address changes in a loop, each round waits for the one before.
+#pragma unroll
+        for (int b = 0; b < kPageBytes; b += 32 * kLine) prefetch_l2(at + lane * kLine + b);
       }
     }
     n_blocks += s.n_blocks;
