@@ -71,9 +71,7 @@ size_t verify_attention_workspace(const VerifyAttentionParams& largest) {
 
 void verify_attention(const VerifyAttentionParams& p, Stream stream) {
   if (!has_work(p)) return;
-  // With few rows a request, reading keys is all there is to do, and mma starts earlier.
-  const bool few_rows = int64_t{p.rows.n_rows} * p.n_heads <= int64_t{32} * p.rows.n_requests;
-  if (!few_rows && sm90_supports(p, this_machine()))
+  if (sm90_supports(p, this_machine()))
     sm90(p, stream);
   else if (mma_supports(p, this_machine()))
     mma(p, stream);

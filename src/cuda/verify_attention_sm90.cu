@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       __syncthreads();
       Producer(args, shared).run(schedule);
     } else {
-      warm(args);
+      prefetch_start(args);
       __syncthreads();
       if (warp == kConsumerThreads / 32 + 1) prefetch_keys(args, shared);
     }
@@ -163,7 +163,7 @@ bool sm90_supports(const VerifyAttentionParams& p, const Machine& machine) {
   const double key_blocks = p.rows.max_blocks + p.rows.n_rows / 64.0 + 16.0;
   return on_hopper && machine.shared_bytes >= static_cast<int>(sizeof(sm90::Shared)) && half &&
          p.q_dtype == p.kv_dtype && !p.batch_invariant && p.latent_dim == sm90::kLatent &&
-         p.latent_dim + p.rope_dim == sm90::kWidth && p.scale > 0.0f && items * key_blocks < 2e9 &&
+         p.latent_dim + p.rope_dim == sm90::kWidth && p.scale > 0.0f && items * key_blocks < 5e8 &&
          sm90::aligned(p.q) && sm90::aligned(p.kv_pages) && sm90::aligned(p.tail) &&
          sm90::aligned(p.out);
 }

@@ -13,6 +13,8 @@ namespace kdt::cuda::sm90 {
 
 using namespace device;
 
+inline constexpr float kNegativeInfinity = -__builtin_huge_valf();
+
 inline constexpr int kLatent = 512;
 inline constexpr int kWidth = 576;               // latent + rope
 inline constexpr int kWidthTiles = kWidth / 64;  // the last one is the rope part
@@ -75,7 +77,7 @@ struct Shared {
   MBarrier p_full[2];  // by the warpgroup that made it
   MBarrier job_full[2], job_empty[2];
   Job job[2];
-  volatile int blocks_copied;  // key blocks, by the producer so far
+  volatile int blocks_copied;  // key blocks, by the producer so far; a hint
   float reference[kRows];      // exponent references of the rows of p
   int not_finite[2];           // by the warpgroup that made p: whether scores are not finite
   // By segment parity: exponent references of its rows, and sums by warpgroup.

@@ -10,7 +10,6 @@
 
 namespace kdt::cuda::sm90 {
 
-inline constexpr float kNegativeInfinity = -__builtin_huge_valf();
 inline constexpr float kLn2 = 0.6931471805599453f;
 
 // The 256 consumer threads.

@@ -131,7 +131,7 @@ class SegmentConsumer {
       not_finite_ = false;
     } else {
       not_finite_ = scores_not_finite();
-      mask(words);
+      mask_scores(s_, words);
     }
     float most[2] = {kNegativeInfinity, kNegativeInfinity};
 #pragma unroll
@@ -165,10 +165,8 @@ class SegmentConsumer {
     return y;
   }
 
-  // Whether all rows see all keys of block i.
   __device__ __forceinline__ bool sees_all(int i) const {
-    const int key_block = job_.segment.first_block + i;
-    return key_block < prefix_blocks(job_) && valid_keys(job_, key_block) == kKeys;
+    return all_rows_see(job_, job_.segment.first_block + i);
   }
 
   // Whether any score of this warpgroup is not finite: so is every score of a key with an element
@@ -193,20 +191,6 @@ class SegmentConsumer {
         : "r"(static_cast<uint32_t>(any)), "r"(2 + group_)
         : "memory");
     return result != 0;
-  }
-
-  __device__ __forceinline__ void mask(RowWords words) {
-    const int shift = lane_ % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const auto a = static_cast<uint32_t>(words.a >> (8 * j)) >> shift;
-      const auto b = static_cast<uint32_t>(words.b >> (8 * j)) >> shift;
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if ((a >> e & 1) == 0) s_[4 * j + e] = kNegativeInfinity;
-        if ((b >> e & 1) == 0) s_[4 * j + 2 + e] = kNegativeInfinity;
-      }
-    }
   }
 
   // Does o += p v with p_ of block i, and publishes p_ meanwhile.

@@ -20,6 +20,11 @@ __device__ __forceinline__ int valid_keys(const Job& job, int key_block) {
   return n < kKeys ? n : kKeys;
 }
 
+// Whether all rows see all keys of a block.
+__device__ __forceinline__ bool all_rows_see(const Job& job, int key_block) {
+  return key_block < prefix_blocks(job) && valid_keys(job, key_block) == kKeys;
+}
+
 __device__ __forceinline__ uint64_t tail_word(const Args& args, const Job& job, int row, int tail) {
   const int node = (job.segment.item * kRows + row) / args.lengths.n_heads;
   if (node >= job.n_nodes) return 0;
@@ -38,6 +43,21 @@ __device__ __forceinline__ RowWords row_words(const Args& args, const Job& job, 
   const int tail = key_block - prefix_blocks(job);
   if (tail < 0) return {exist, exist};
   return {tail_word(args, job, row, tail) & exist, tail_word(args, job, row + 8, tail) & exist};
+}
+
+// The accumulator fragment of a block's scores, -inf where a row does not see the key.
+__device__ __forceinline__ void mask_scores(float (&scores)[32], RowWords words) {
+  const int shift = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const auto a = static_cast<uint32_t>(words.a >> (8 * j)) >> shift;
+    const auto b = static_cast<uint32_t>(words.b >> (8 * j)) >> shift;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if ((a >> e & 1) == 0) scores[4 * j + e] = kNegativeInfinity;
+      if ((b >> e & 1) == 0) scores[4 * j + 2 + e] = kNegativeInfinity;
+    }
+  }
 }
 
 }  // namespace kdt::cuda::sm90

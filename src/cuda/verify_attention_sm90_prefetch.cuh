@@ -10,22 +10,24 @@ __device__ __forceinline__ void prefetch_l2(const void* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
 }
 
-// Asks for what is read once the segments are known, while they are planned: tensor maps, and a
-// share for each thread block of the tables, the rows and, if there are few, the keys. Three warps
-// do it.
-__device__ __forceinline__ void warm(const Args& args) {
-  constexpr int kLine = 128, kThreadsHere = 96, kMostLines = 4;
-  const int at = threadIdx.x - kConsumerThreads - 32;
-  const int n = kThreadsHere * gridDim.x, first = blockIdx.x * kThreadsHere + at;
+inline constexpr int kSpareThreads = kThreads - kConsumerThreads - 32;
+inline constexpr int kLineBytes = 128, kPageBytes = kKeys * kWidth * 2;
+
+// What is read once the segments are known, while they are planned: tensor maps, and a share for
+// each thread block of the tables, of the queries and, if there are few, of the keys.
+__device__ __forceinline__ void prefetch_start(const Args& args) {
+  constexpr int kMostLines = 4;
+  const int at = threadIdx.x - (kThreads - kSpareThreads);
+  const int n = kSpareThreads * gridDim.x, first = blockIdx.x * kSpareThreads + at;
   if (at == 0) {
     tma_prefetch_map(&args.q_map);
     tma_prefetch_map(&args.pages_map);
     tma_prefetch_map(&args.tail_map);
   }
   const auto share = [&](const void* data, int64_t bytes) {
-    const int64_t lines = min((bytes + kLine - 1) / kLine, int64_t{n} * kMostLines);
+    const int64_t lines = min((bytes + kLineBytes - 1) / kLineBytes, int64_t{n} * kMostLines);
     for (int64_t i = first; i < lines; i += n)
-      prefetch_l2(static_cast<const char*>(data) + i * kLine);
+      prefetch_l2(static_cast<const char*>(data) + i * kLineBytes);
   };
   const int64_t n_entries = int64_t{args.lengths.n_requests} * args.max_blocks;
   const int page = n_entries <= int64_t{2} * gridDim.x && blockIdx.x < n_entries
@@ -34,10 +36,10 @@ __device__ __forceinline__ void warm(const Args& args) {
   share(args.row_offset, int64_t{args.lengths.n_requests} * 4);
   share(args.block_table, n_entries * 4);
   share(args.q, args.n_query_rows * kWidth * 2);
-  if (page >= 0 && page < args.n_pages) {
-    constexpr int kPageBytes = kKeys * kWidth * 2;
+  if (page >= 0 && page < args.n_pages) {  // entries past a request's prefix may be anything
     const char* keys = static_cast<const char*>(args.pages) + int64_t{page} * kPageBytes;
-    for (int i = at * kLine; i < kPageBytes; i += kThreadsHere * kLine) prefetch_l2(keys + i);
+    for (int i = at * kLineBytes; i < kPageBytes; i += kSpareThreads * kLineBytes)
+      prefetch_l2(keys + i);
   }
 }
 
@@ -45,8 +47,7 @@ __device__ __forceinline__ void warm(const Args& args) {
 // else reads them, memory is the limit, and copies are not late but many; where very many do, the
 // L2 is.
 __device__ __forceinline__ void prefetch_keys(const Args& args, Shared& shared) {
-  constexpr int kAhead = 2, kItemsTogether = 4, kLine = 128, kPageBytes = kKeys * kWidth * 2;
-  constexpr int kMostItems = 20;
+  constexpr int kAhead = 2, kItemsTogether = 4, kMostItems = 20;
   const int lane = threadIdx.x % 32;
   int n_jobs = 0, n_blocks = 0;
 #pragma unroll 1
@@ -65,7 +66,8 @@ __device__ __forceinline__ void prefetch_keys(const Args& args, Shared& shared) 
         const char* at = static_cast<const char*>(args.pages) + int64_t{page} * kPageBytes;
         // Unrolled: where the address changes in a loop, each round waits for the one before.
 #pragma unroll
-        for (int b = 0; b < kPageBytes; b += 32 * kLine) prefetch_l2(at + lane * kLine + b);
+        for (int b = 0; b < kPageBytes; b += 32 * kLineBytes)
+          prefetch_l2(at + lane * kLineBytes + b);
       }
     }
     n_blocks += s.n_blocks;

@@ -114,7 +114,6 @@ class Producer {
 
   __device__ __forceinline__ void copy(const Job& job, int next_pages) {
     const Segment& s = job.segment;
-    if (s.n_blocks == 0) return;
     const int n_prefix_blocks = prefix_blocks(job);
     int pages = 0;
     const int q_row = uniform(job.row_offset * args_.lengths.n_heads + s.item * kRows);
@@ -159,8 +158,7 @@ class Producer {
   }
 
   // The next key block, to slot kSlot, and with the first one the queries. Tiles go in the order in
-  // which consumers need them and empty them: the owner's half of the columns first. Paired blocks
-  // copy every second tile, into both.
+  // which consumers need them and empty them: the owner's half of the columns first.
   template <int kSlot>
   __device__ __forceinline__ void copy_block(const CUtensorMap* map, int row, int q_row) {
     const uint32_t parity = uniform((block_ >> 1 & 1) ^ 1);
@@ -170,16 +168,15 @@ class Producer {
       if (j == 0) mbarrier_wait(&shared_.rope_empty[kSlot], parity);
       if (j % 2 == 1) mbarrier_wait(&shared_.pair_empty[kSlot][tile / 2], parity);
       if (q_row >= 0) copy_query(tile, q_row);
-      void* to = shared_.k[kSlot][tile];
-      MBarrier* full = &shared_.k_full[kSlot][tile];
-      tma_load_2d(to, map, tile * 64, row, full, kTileBytes);
+      tma_load_2d(shared_.k[kSlot][tile], map, tile * 64, row, &shared_.k_full[kSlot][tile],
+                  kTileBytes);
     }
   }
 
   const Args& args_;
   Shared& shared_;
   const int lane_;
-  int job_ = 0, block_ = 0, segment_ = 0;
+  int job_ = 0, block_ = 0, segment_ = 0;  // numbers of the next ones
 };
 
 }  // namespace kdt::cuda::sm90

@@ -11,12 +11,12 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
 }
 
-// All lanes of a warp call these together, with the same arguments; one of them does the work. The
-// copy takes its operands from uniform registers, and inside a branch of one lane the compiler
-// would fetch them in a loop of 300 cycles.
-
 // Copies the map's box of `bytes` at (column, row) to `shared`, and arrives at `barrier`, on which
 // its bytes count. Elements outside the array are zero-filled and count too.
+//
+// All lanes of a warp call it together, with the same arguments; one of them does the work. The
+// copy takes its operands from uniform registers: in a branch of one lane the compiler fetches them
+// in a loop, which takes 300 cycles, as long as the copy of a tile.
 __device__ __forceinline__ void tma_load_2d(void* shared, const CUtensorMap* map, int32_t column,
                                             int32_t row, MBarrier* barrier, uint32_t bytes) {
   asm volatile(
@@ -28,36 +28,6 @@ __device__ __forceinline__ void tma_load_2d(void* shared, const CUtensorMap* map
       "[%0], [%1, {%3, %4}], [%2];\n"
       "}\n" ::"r"(shared_address(shared)),
       "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(column), "r"(row),
-      "r"(bytes)
-      : "memory");
-}
-
-// The same into both blocks of a cluster of two, at the same places and counting on the barrier of
-// each; the other block arrives at its own.
-__device__ __forceinline__ void tma_load_2d_both(void* shared, const CUtensorMap* map,
-                                                 int32_t column, int32_t row, MBarrier* barrier,
-                                                 uint32_t bytes) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "elect.sync _|p, 0xffffffff;\n"
-      "@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%2], %5;\n"
-      "@p cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %6;\n"
-      "}\n" ::"r"(shared_address(shared)),
-      "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(column), "r"(row),
-      "r"(bytes), "h"(static_cast<uint16_t>(3))
-      : "memory");
-}
-
-// Where the other block copies: arrives at the barrier on which the bytes count here.
-__device__ __forceinline__ void tma_expect(MBarrier* barrier, uint32_t bytes) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "elect.sync _|p, 0xffffffff;\n"
-      "@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n"
-      "}\n" ::"r"(shared_address(barrier)),
       "r"(bytes)
       : "memory");
 }
