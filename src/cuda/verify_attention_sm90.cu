@@ -30,6 +30,11 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
   mbarrier_fence_init();
 }
 
+// All threads. Roles come here from different places, which __syncthreads() does not allow.
+__device__ __forceinline__ void all_sync() {
+  asm volatile("bar.sync 4, %0;" ::"n"(kThreads) : "memory");
+}
+
 template <typename Element>
 __global__ void __launch_bounds__(kThreads, 1)
     verify_attention_kernel([[maybe_unused]] const __grid_constant__ Args args) {
@@ -42,15 +47,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     limit_registers<kProducerRegisters, false>();
     if (warp == kConsumerThreads / 32) {
       const Schedule schedule = make_schedule(args);
-      __syncthreads();
+      all_sync();
       Producer(args, shared).run(schedule);
     } else {
       prefetch_start(args);
-      __syncthreads();
+      all_sync();
       if (warp == kConsumerThreads / 32 + 1) prefetch_keys(args, shared);
     }
   } else {
-    __syncthreads();
+    all_sync();
     limit_registers<kConsumerRegisters, true>();
     int n_jobs = 0, n_blocks = 0;
     Job job = next_job(shared, n_jobs++);
