@@ -296,11 +296,9 @@ class DrawRow {
   __device__ void share_last() {
     if (row_.is_first_cta()) {
       __syncthreads();
-      if (threadIdx.x < 32) {
-        const uint64_t last = s_.last;
-        __syncwarp();  // it is stored here too
-        row_.store_to_all(&s_.last, last);
-      }
+      const uint64_t last = s_.last;
+      __syncwarp();  // it is stored here too
+      if (threadIdx.x < 32) row_.store_to_all(&s_.last, last);
     }
     row_.sync();
   }
