@@ -1,17 +1,41 @@
 // The schedule of the wgmma attention kernel, on the host: every key block of every item is done
-// once, and parts agree on where their partial results are.
+// once, parts agree on where their partial results are, and no thread block has much more to do
+// than others. Divisions are the device's, as wrong as its manual lets them be.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <vector>
+
+#include "tests/ops/random.h"
+
+namespace kdt::cuda::sm90 {
+namespace {
+// Units in the last place that the next divisions are wrong by: -2 .. 2, in turn if not fixed.
+constexpr int kInTurn = 3;
+int division_error = kInTurn;
+
+float __fdividef(float a, float b) {
+  static int turn = 0;
+  if (division_error == kInTurn) turn = (turn + 1) % 5;
+  const int error = division_error == kInTurn ? turn - 2 : division_error;
+  const float infinity = std::numeric_limits<float>::infinity();
+  float q = a / b;
+  for (int i = 0; i < std::abs(error); ++i) q = std::nextafter(q, error < 0 ? -infinity : infinity);
+  return q;
+}
+}  // namespace
+}  // namespace kdt::cuda::sm90
+
 #ifndef __CUDACC__
 #define __host__
 #define __device__
 #endif
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <map>
-#include <vector>
-
+#define __CUDA_ARCH__ 900
 #include "cuda/verify_attention_sm90_schedule.cuh"
-#include "tests/ops/random.h"
+#undef __CUDA_ARCH__
 
 namespace kdt::cuda::sm90 {
 namespace {
@@ -59,6 +83,9 @@ void expect_complete(const BatchLengths& lengths, int n_blocks) {
       const Item item = {s.request, s.item};
       parts[item].push_back(s);
       ASSERT_GT(s.n_blocks, 0);
+      ASSERT_LT(s.request, lengths.n_requests);
+      ASSERT_LT(s.item, lengths.items(s.request));
+      ASSERT_LE(s.n_parts, n_blocks);
       if (s.n_parts == 1) continue;
       ASSERT_TRUE(slots.try_emplace(s.slot(s.part), item).second) << "two parts in one slot";
       ASSERT_EQ(owners.try_emplace(s.owner, item).first->second, item);
@@ -106,6 +133,41 @@ TEST(AttentionSchedule, CoversEveryKeyBlockOnce) {
   }
 }
 
+// Many requests, many nodes and long prefixes, on few and many thread blocks.
+TEST(AttentionSchedule, CoversEveryKeyBlockOfLargeBatches) {
+  for (uint64_t seed = 0; seed < test::seeds(150); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    test::Random random(seed);
+    const auto n_requests = static_cast<int>(random.integer(1, random.integer(0, 1) ? 1024 : 8));
+    const auto n_heads = static_cast<int>(random.integer(1, n_requests > 8 ? 16 : 128));
+    std::vector<int32_t> n_nodes(n_requests), prefix(n_requests);
+    for (int b = 0; b < n_requests; ++b) {
+      n_nodes[b] = static_cast<int32_t>(random.integer(0, n_requests > 8 && b > 0 ? 17 : 1025));
+      prefix[b] = static_cast<int32_t>(random.integer(0, random.integer(0, 7) ? 4096 : 262144));
+    }
+    expect_complete({n_nodes.data(), prefix.data(), n_requests, n_heads},
+                    static_cast<int>(random.integer(1, 134)));
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Quotients below 2^22, as they are where the schedule divides, are right with any error.
+TEST(AttentionSchedule, DividesExactly) {
+  test::Random random(1);
+  for (division_error = -2; division_error <= 2; ++division_error) {
+    for (int i = 0; i < 100000; ++i) {
+      const int64_t b = random.integer(1, int64_t{1} << random.integer(0, 28));
+      const int64_t most = std::min<int64_t>((int64_t{1} << 22) - 2, ((int64_t{1} << 30) / b));
+      const int64_t q = random.integer(0, 3) ? random.integer(0, most) : most;
+      const int64_t rest[] = {0, b - 1, random.integer(0, b - 1)};
+      for (const int64_t r : rest)
+        ASSERT_EQ(quotient(static_cast<int>(q * b + r), static_cast<int>(b)), q)
+            << q * b + r << " / " << b << ", error " << division_error;
+    }
+  }
+  division_error = kInTurn;
+}
+
 // One request of few items: no thread block does two segments while others have none.
 TEST(AttentionSchedule, GivesEveryRestABlockOfItsOwn) {
   for (int n_items = 1; n_items <= 66; ++n_items) {
@@ -119,6 +181,36 @@ TEST(AttentionSchedule, GivesEveryRestABlockOfItsOwn) {
       while (schedule.next(block, cursor, s)) ++n;
       EXPECT_LE(n, 1) << n_items << " items, block " << block;
     }
+  }
+}
+
+// Requests of very different lengths, as servers have them: what the busiest thread block does over
+// the mean, in key blocks, with a few for every segment.
+TEST(AttentionSchedule, BalancesMixedLengths) {
+  constexpr int kBlocks = 132, kStart = 4;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    test::Random random(seed);
+    const auto n_requests = static_cast<int>(random.integer(8, 64));
+    std::vector<int32_t> n_nodes(n_requests), prefix(n_requests);
+    for (int b = 0; b < n_requests; ++b) {
+      n_nodes[b] = static_cast<int32_t>(random.integer(9, 65));
+      prefix[b] = static_cast<int32_t>(1024 * std::exp2(7 * random.uniform()));
+    }
+    const int heads[] = {16, 64, 128};
+    const BatchLengths lengths = {n_nodes.data(), prefix.data(), n_requests,
+                                  heads[random.integer(0, 2)]};
+    const Schedule schedule = chosen(lengths, kBlocks);
+    int most = 0;
+    int64_t all = 0;
+    for (int block = 0; block < kBlocks; ++block) {
+      Schedule::Cursor cursor;
+      int own = 0;
+      for (Segment s; schedule.next(block, cursor, s);) own += s.n_blocks + kStart;
+      most = std::max(most, own);
+      all += own;
+    }
+    EXPECT_LE(most, 1.1 * static_cast<double>(all) / kBlocks + kRestOverhead);
   }
 }
 
