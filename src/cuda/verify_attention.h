@@ -5,8 +5,6 @@
 // A caller who wants one of them (tests, benchmarks) takes its entries into a Backend of his own.
 #pragma once
 
-#include <vector>
-
 #include "ops/backend.h"
 
 namespace kdt::cuda {

@@ -11,6 +11,7 @@
 //   as V: of 16 columns, the even ones are one tile of 8 and the odd ones the next.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "cuda/device/copy.cuh"

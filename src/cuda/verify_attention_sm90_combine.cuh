@@ -2,9 +2,6 @@
 // over all parts, in the order of the parts.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "cuda/device/copy.cuh"
 #include "cuda/verify_attention_sm90_args.cuh"
 

@@ -15,8 +15,6 @@
 // The bits of a row depend on its keys' blocks only, not on kRows or kStages.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/device/pairs.cuh"
 #include "cuda/device/store.cuh"
 #include "cuda/device/tree_mask.cuh"
@@ -317,7 +315,7 @@ class SegmentRun {
         if (kF8 && threadIdx.x % 8 == 0)
           device::copy_async4(device::shared_address(floats(Memory::kKeyScales) + to * kBlockKeys +
                                                      Keys::copy_row()),
-                              (cached ? p_.page_scales : p_.tail_scales) + row, true);
+                              (cached ? p_.page_scales : p_.tail_scales) + row);
       }
       page_ = page_of(block + 1);
     }

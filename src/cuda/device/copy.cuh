@@ -12,10 +12,6 @@ __device__ __forceinline__ void copy_async16(uint32_t to_shared, const void* fro
                : "memory");
 }
 
-__device__ __forceinline__ void copy_async8(uint32_t to_shared, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to_shared), "l"(from) : "memory");
-}
-
 // The same at kOffset bytes behind both addresses, which are encoded in the instruction.
 template <int kOffset>
 __device__ __forceinline__ void copy_async16_at(uint32_t to_shared, const void* from) {
@@ -24,10 +20,12 @@ __device__ __forceinline__ void copy_async16_at(uint32_t to_shared, const void* 
                : "memory");
 }
 
-__device__ __forceinline__ void copy_async4(uint32_t to_shared, const void* from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_shared), "l"(from),
-               "r"(valid ? 4 : 0)
-               : "memory");
+// 8 and 4 bytes, both sides aligned to as many.
+__device__ __forceinline__ void copy_async8(uint32_t to_shared, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to_shared), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_async4(uint32_t to_shared, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to_shared), "l"(from) : "memory");
 }
 
 // Ends this thread's current group of copies.
