@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/rounding.h"
 #include "cuda/draft_topk_order.cuh"
 #include "cuda/launch.h"
 #include "cuda/ops.h"
@@ -15,7 +16,7 @@ constexpr int kMinKeys = kCounted, kMaxKeys = 8192;  // that the second kernel h
 
 int parts_of(const DraftTopkParams& p) {
   if (p.vocab <= device::kSmallVocab) return 1;
-  return std::max((p.vocab + kPartLogits - 1) / kPartLogits, kUsualParts);
+  return std::max(ceil_div(p.vocab, kPartLogits), kUsualParts);
 }
 
 // How many of the best k logits a part lists at least: four standard deviations above its share.

@@ -1,4 +1,5 @@
 // Rows of the table, a stripe of kStripe elements a CTA.
+#include "base/rounding.h"
 #include "cuda/device/dependency.cuh"
 #include "cuda/device/logits.cuh"
 #include "cuda/launch.h"
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(const EmbeddingPara
 
 void embedding(const EmbeddingParams& p, Stream stream) {
   if (p.n_rows == 0) return;
-  const LaunchShape shape = {.grid = dim3(p.n_rows, (p.hidden + kStripe - 1) / kStripe),
+  const LaunchShape shape = {.grid = dim3(p.n_rows, ceil_div(p.hidden, kStripe)),
                              .block = dim3(kThreads)};
   switch (p.dtype) {
     case DType::kF32:

@@ -5,6 +5,7 @@
 // there are more than the GPU takes at a time.
 #include <algorithm>
 
+#include "base/rounding.h"
 #include "cuda/device/dependency.cuh"
 #include "cuda/device/prefetch.cuh"
 #include "cuda/device/vectors.cuh"
@@ -17,7 +18,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kRows = 64;    // accepted rows of a CTA
 constexpr int kStripe = 72;  // at most, in accesses; one MLA row in bf16 has 72 of 16 bytes
-constexpr int kPerLane = (kStripe + 31) / 32;
+constexpr int kPerLane = ceil_div(kStripe, 32);
 constexpr int kItems = 3;        // stripes that a warp has on their way
 constexpr int kUsualCtas = 528;  // of a launch: four on each of 132 multiprocessors
 
@@ -73,7 +74,7 @@ __device__ void prefetch(const CommitTask& task, const Stripe<kBytes>& stripe, i
       device::prefetch_l2(p.rows.block_table + int64_t{request} * p.rows.max_blocks + block);
   }
   if (gridDim.x * gridDim.y * gridDim.z > kUsualCtas / 2) return;
-  const int lines = (stripe.width * kBytes + kLine - 1) / kLine;
+  const int lines = ceil_div(stripe.width * kBytes, kLine);
   const int first_row = __ldcg(p.rows.row_offset + request), row = threadIdx.x / lines;
   if (row >= min(kFirstRows, p.max_accepted) || first_row < 0) return;
   if (first_row + row < p.rows.n_rows)
@@ -253,16 +254,16 @@ void kv_commit(const KvCommitParams& p, Stream stream) {
   CommitTask task = make_task(p);
   const int width = width_of(task);
   for (Source* source : {&task.kv, &task.features})
-    source->n_stripes = static_cast<int>((source->row_bytes / width + kStripe - 1) / kStripe);
+    source->n_stripes = static_cast<int>(ceil_div(source->row_bytes / width, kStripe));
   const int units =
       task.kv.n_planes * task.kv.n_stripes + task.features.n_planes * task.features.n_stripes;
   if (units == 0 || p.rows.n_requests == 0 || p.max_accepted == 0) return;
-  const int chunks = (p.max_accepted + kRows - 1) / kRows;
+  const int chunks = ceil_div(p.max_accepted, kRows);
   const int runs = std::clamp(kUsualCtas / (chunks * p.rows.n_requests), 1, units);
-  task.units_per_cta = (units + runs - 1) / runs;
-  const LaunchShape shape = {.grid = dim3((units + task.units_per_cta - 1) / task.units_per_cta,
-                                          chunks, p.rows.n_requests),
-                             .block = dim3(kThreads)};
+  task.units_per_cta = ceil_div(units, runs);
+  const LaunchShape shape = {
+      .grid = dim3(ceil_div(units, task.units_per_cta), chunks, p.rows.n_requests),
+      .block = dim3(kThreads)};
   switch (width) {
     case 16:
       return launch(kv_commit_kernel<16>, shape, stream, task);

@@ -1,4 +1,5 @@
 // A warp merges one row; four elements per access where the arrays allow it.
+#include "base/rounding.h"
 #include "cuda/device/dependency.cuh"
 #include "cuda/launch.h"
 #include "cuda/ops.h"
@@ -60,7 +61,7 @@ bool quads(const LseMergeParams& p) {
 
 void lse_merge(const LseMergeParams& p, Stream stream) {
   if (p.n_rows == 0) return;
-  const LaunchShape shape = {.grid = dim3(static_cast<unsigned>((p.n_rows + kWarps - 1) / kWarps)),
+  const LaunchShape shape = {.grid = dim3(static_cast<unsigned>(ceil_div(p.n_rows, kWarps))),
                              .block = dim3(32 * kWarps)};
   if (quads(p))
     launch(lse_merge_kernel<float4>, shape, stream, p, p.dim / 4);

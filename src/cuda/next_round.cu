@@ -1,4 +1,5 @@
 // One thread a request.
+#include "base/rounding.h"
 #include "cuda/device/dependency.cuh"
 #include "cuda/launch.h"
 #include "cuda/ops.h"
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(kThreads) next_round_kernel(const NextRoundPar
 
 void next_round(const NextRoundParams& p, Stream stream) {
   if (p.batch == 0) return;
-  const int n_ctas = (p.batch + kThreads - 1) / kThreads;
+  const int n_ctas = ceil_div(p.batch, kThreads);
   launch(next_round_kernel, {.grid = dim3(n_ctas), .block = dim3(kThreads)}, stream, p);
 }
 

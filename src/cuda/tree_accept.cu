@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/device/dependency.cuh"
+#include "cuda/device/shared_address.cuh"
 #include "cuda/draw_row.cuh"
 #include "cuda/launch.h"
 #include "cuda/ops.h"
@@ -69,7 +70,7 @@ struct StagedTree {
 // Writes them; returns how many there are, and the last one.
 __device__ int2 walk(const StagedTree& tree, int n_nodes, int limit, int32_t* accepted) {
   const int lane = threadIdx.x % 32;
-  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(tree.next));
+  const uint32_t base = device::shared_address(tree.next);
   const uint32_t end = base + n_nodes * sizeof(uint32_t);
   uint32_t at = base, last = base;
   int n = 0;
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(kWalkThreads)
     tree.next[i] = links.child;
   }
   __syncthreads();
-  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(tree.next));
+  const uint32_t base = device::shared_address(tree.next);
   for (int i = thread; i <= n_staged && staged; i += kWalkThreads) {
     const int target = i < n_staged ? tree.targets[i] : -1;
     int child = target < 0 ? -1 : static_cast<int>(tree.next[i]);

@@ -16,11 +16,13 @@
 // in unary and then its remaining bits, has at most 31 + 2 * 10 bits, which order as tuples do.
 #pragma once
 
+#include "cuda/device/lanes.cuh"
 #include "cuda/tree_build_tables.cuh"
 
 namespace kdt::cuda {
 
-constexpr uint32_t kAllLanes = 0xffffffffu;
+using device::kAllLanes;
+
 constexpr int kUnitBits = 26;                          // of a bound: costs in 32 bits
 constexpr uint32_t kNoBound = 1u << (52 - kUnitBits);  // 256
 constexpr int kGroup = 8;                              // lanes to a parent

@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/rounding.h"
 #include "cuda/device/copy.cuh"
 #include "cuda/device/fp8.cuh"
 #include "cuda/device/mma.cuh"
@@ -30,7 +31,7 @@ template <typename T, bool kF8>
 struct KeyBlock {
   static constexpr int kElementBytes = kF8 ? 1 : 2;
   static constexpr int kSourceBytes = kWidth * kElementBytes;  // of a row in global memory
-  static constexpr int kRowBytes = (kSourceBytes + 127) / 128 * 128;
+  static constexpr int kRowBytes = round_up(kSourceBytes, 128);
   static constexpr int kBytes = kBlockKeys * kRowBytes;
 
   __device__ static int lane() { return threadIdx.x % 32; }

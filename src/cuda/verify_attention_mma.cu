@@ -1,6 +1,7 @@
 // Tree-verify attention with mma.sync (sm_80 and up): the kernel and the choice of its tile.
 #include <algorithm>
 
+#include "base/rounding.h"
 #include "cuda/verify_attention.h"
 #include "cuda/verify_attention_tile.cuh"
 
@@ -50,7 +51,7 @@ void launch_fitting(const VerifyAttentionParams& p, const Machine& machine, Stre
   // is little to do, smaller tiles give more of the device something.
   const int64_t rows = static_cast<int64_t>(p.rows.n_rows) * p.n_heads / p.rows.n_requests;
   const int64_t n_keys = static_cast<int64_t>(p.rows.max_blocks) * kPageTokens;
-  const int64_t n_units = (rows + 63) / 64 * p.rows.n_requests * n_keys / device::kShortestKeys;
+  const int64_t n_units = ceil_div(rows, 64) * p.rows.n_requests * n_keys / device::kShortestKeys;
   const bool many = rows > 32 && n_units >= machine.n_ctas;
   const auto fits = [&](int bytes) { return bytes <= machine.shared_bytes; };
   constexpr int kMost = kF8 ? 5 : 3, kSome = kF8 ? 8 : 4, kFew = kF8 ? 8 : 5, kLeast = kF8 ? 3 : 2;
@@ -74,8 +75,7 @@ bool mma_supports(const VerifyAttentionParams& p, const Machine& machine) {
   const bool same = p.q_dtype == p.kv_dtype && p.q_dtype != DType::kF32;
   const bool f8 = p.q_dtype == DType::kBF16 && p.kv_dtype == DType::kF8E4M3;
   return (same || f8) && p.latent_dim == kLatent && p.rope_dim == kRope &&
-         p.rows.n_requests <= device::kMaxScheduled &&
-         machine.shared_bytes >= kLeastBytes;
+         p.rows.n_requests <= device::kMaxScheduled && machine.shared_bytes >= kLeastBytes;
 }
 
 size_t mma_workspace(const VerifyAttentionParams& p, const Machine& machine) {

@@ -3,6 +3,7 @@
 #include <cuda_fp8.h>
 
 #include "cuda/device/dependency.cuh"
+#include "cuda/device/lanes.cuh"
 #include "cuda/device/store.cuh"
 #include "cuda/launch.h"
 #include "cuda/verify_attention.h"
@@ -36,7 +37,7 @@ __device__ void store(void* array, DType dtype, int64_t i, float x) {
 }
 
 __device__ float warp_sum(float x) {
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(device::kAllLanes, x, step);
   return x;
 }
 

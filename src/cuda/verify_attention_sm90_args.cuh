@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/lanes.cuh"
 #include "cuda/device/mbarrier.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "cuda/verify_attention_sm90_schedule.cuh"
@@ -62,7 +63,7 @@ struct Job {
 
 // The value of lane 0, which the compiler then knows to be the same in all lanes.
 __device__ __forceinline__ int uniform(int value) {
-  return __shfl_sync(0xffffffffu, value, 0);
+  return __shfl_sync(kAllLanes, value, 0);
 }
 
 struct Shared {

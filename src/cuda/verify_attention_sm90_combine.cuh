@@ -118,7 +118,7 @@ class PartWeights {
         reference = fmaxf(reference, scratch_.stats[at(part, row)].x);
 #pragma unroll
       for (int d = kThreadsPerRow / 2; d > 0; d /= 2)
-        reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, d));
+        reference = fmaxf(reference, __shfl_xor_sync(kAllLanes, reference, d));
       const float base = reference == kNegativeInfinity ? 0.0f : reference;
 #pragma unroll 1
       for (int part = first_part(); part < n_parts(); part += kThreadsPerRow) {
@@ -126,7 +126,7 @@ class PartWeights {
         sum += stats.y * exp2f(stats.x - base);
       }
 #pragma unroll
-      for (int d = kThreadsPerRow / 2; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+      for (int d = kThreadsPerRow / 2; d > 0; d /= 2) sum += __shfl_xor_sync(kAllLanes, sum, d);
       const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
 #pragma unroll 1
       for (int part = first_part(); part < n_parts(); part += kThreadsPerRow)

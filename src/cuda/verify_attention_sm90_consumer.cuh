@@ -8,6 +8,7 @@
 // ones, which are there early. The two warpgroups run half a period apart.
 #pragma once
 
+#include "cuda/device/pairs.cuh"
 #include "cuda/device/tma.cuh"
 #include "cuda/verify_attention_sm90_mask.cuh"
 #include "cuda/verify_attention_sm90_store.cuh"
@@ -104,7 +105,7 @@ class SegmentConsumer {
     const int block = block_ + i, slot = 1 - group_;
     mbarrier_wait(&shared_.p_full[slot], block >> 1 & 1);
     const float reference[2] = {shared_.reference[row_], shared_.reference[row_ + 8]};
-    if (i > 0 && __any_sync(0xffffffffu, moves(reference))) {
+    if (i > 0 && __any_sync(kAllLanes, moves(reference))) {
       wgmma_wait<0>();
       rescale(reference);
     }
@@ -141,8 +142,8 @@ class SegmentConsumer {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 1));
-      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 2));
+      most[r] = fmaxf(most[r], __shfl_xor_sync(kAllLanes, most[r], 1));
+      most[r] = fmaxf(most[r], __shfl_xor_sync(kAllLanes, most[r], 2));
       most[r] *= args_.scale_log2;
       next_[r] = most[r] > reference_[r] + kReferenceSlack ? most[r] : reference_[r];
     }
@@ -152,17 +153,11 @@ class SegmentConsumer {
 #pragma unroll
     for (int j = 0; j < 32; j += 2) {
       const int r = j / 2 & 1;
-      const float x = exp2_fast(fmaf(s_[j], args_.scale_log2, -base[r]));
-      const float y = exp2_fast(fmaf(s_[j + 1], args_.scale_log2, -base[r]));
+      const float x = exp2_estimate(fmaf(s_[j], args_.scale_log2, -base[r]));
+      const float y = exp2_estimate(fmaf(s_[j + 1], args_.scale_log2, -base[r]));
       new_sum_[r] += x + y;
       p_[j / 2] = pack<Element>(x, y);
     }
-  }
-
-  static __device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
   }
 
   __device__ __forceinline__ bool sees_all(int i) const {
@@ -195,7 +190,7 @@ class SegmentConsumer {
 
   // Does o += p v with p_ of block i, and publishes p_ meanwhile.
   __device__ __forceinline__ void products_of_own(int i) {
-    if (i > 0 && __any_sync(0xffffffffu, moves(next_))) rescale(next_);
+    if (i > 0 && __any_sync(kAllLanes, moves(next_))) rescale(next_);
     reference_[0] = next_[0];
     reference_[1] = next_[1];
     sum_[0] += new_sum_[0];

@@ -10,7 +10,7 @@ struct RowWords {  // bit i = key i of the block, of two rows
 };
 
 __device__ __forceinline__ int prefix_blocks(const Job& job) {
-  return (job.prefix_len + kKeys - 1) / kKeys;
+  return ceil_div(job.prefix_len, kKeys);
 }
 
 // How many of a key block's keys exist.

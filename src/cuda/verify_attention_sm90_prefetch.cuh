@@ -1,14 +1,11 @@
 // What the wgmma attention kernel's spare warps bring into the L2 before it is read.
 #pragma once
 
+#include "cuda/device/prefetch.cuh"
 #include "cuda/device/tma.cuh"
 #include "cuda/verify_attention_sm90_mask.cuh"
 
 namespace kdt::cuda::sm90 {
-
-__device__ __forceinline__ void prefetch_l2(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
-}
 
 inline constexpr int kSpareThreads = kThreads - kConsumerThreads - 32;
 inline constexpr int kLineBytes = 128, kPageBytes = kKeys * kWidth * 2;
@@ -25,7 +22,7 @@ __device__ __forceinline__ void prefetch_start(const Args& args) {
     tma_prefetch_map(&args.tail_map);
   }
   const auto share = [&](const void* data, int64_t bytes) {
-    const int64_t lines = min((bytes + kLineBytes - 1) / kLineBytes, int64_t{n} * kMostLines);
+    const int64_t lines = min(ceil_div(bytes, kLineBytes), int64_t{n} * kMostLines);
     for (int64_t i = first; i < lines; i += n)
       prefetch_l2(static_cast<const char*>(data) + i * kLineBytes);
   };

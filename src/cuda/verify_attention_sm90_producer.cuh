@@ -7,8 +7,6 @@
 
 namespace kdt::cuda::sm90 {
 
-inline constexpr uint32_t kAllLanes = 0xffffffffu;
-
 // Totals of the batch; all lanes call it.
 __device__ __forceinline__ BatchTotals batch_totals(const BatchLengths& lengths) {
   const int lane = threadIdx.x % 32;

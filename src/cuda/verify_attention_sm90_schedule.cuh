@@ -22,6 +22,8 @@
 
 #include <cstdint>
 
+#include "base/rounding.h"
+
 namespace kdt::cuda::sm90 {
 
 inline constexpr int kRows = 64;  // query rows of an item
@@ -61,11 +63,9 @@ struct BatchLengths {
   __host__ __device__ int key_blocks(int b) const {
     return key_blocks_of(n_nodes[b], prefix_len[b]);
   }
-  __host__ __device__ int items_of(int nodes) const {
-    return (nodes * n_heads + kRows - 1) / kRows;
-  }
+  __host__ __device__ int items_of(int nodes) const { return ceil_div(nodes * n_heads, kRows); }
   static __host__ __device__ int key_blocks_of(int nodes, int prefix) {
-    return (prefix + kKeys - 1) / kKeys + (nodes + kKeys - 1) / kKeys;
+    return ceil_div(prefix, kKeys) + ceil_div(nodes, kKeys);
   }
 };
 

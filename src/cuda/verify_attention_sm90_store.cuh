@@ -64,7 +64,7 @@ __device__ __forceinline__ void store_row(uint16_t* to, int r, const float (&o)[
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (i & d) continue;
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + d], d);
+        const uint32_t got = __shfl_xor_sync(kAllLanes, high ? v[i] : v[i + d], d);
         v[i] = high ? got : v[i];
         v[i + d] = high ? v[i + d] : got;
       }
@@ -85,8 +85,8 @@ __device__ __forceinline__ void store_segment(const Args& args, Shared& shared, 
   const int parity = segment & 1;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+    sum[r] += __shfl_xor_sync(kAllLanes, sum[r], 1);
+    sum[r] += __shfl_xor_sync(kAllLanes, sum[r], 2);
     if (lane % 4 == 0) {
       shared.sum[parity][group][row + 8 * r] = sum[r];
       if (group == 0) shared.last_reference[parity][row + 8 * r] = reference[r];

@@ -6,6 +6,7 @@
 
 #include "cuda/device/attention_schedule.cuh"
 #include "cuda/device/dependency.cuh"
+#include "cuda/device/lanes.cuh"
 #include "cuda/device/store.cuh"
 #include "cuda/launch.h"
 #include "ops/verify_attention.h"
@@ -106,14 +107,14 @@ __global__ void __launch_bounds__(kCombineThreads)
       for (int s = threadIdx.x; s < splits.n; s += 32)
         max = fmaxf(max, partials.stats[partial_row(s)].x);
       for (int step = 16; step > 0; step /= 2)
-        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
+        max = fmaxf(max, __shfl_xor_sync(device::kAllLanes, max, step));
       const float shift = max == -INFINITY ? 0.0f : max;
       for (int s = threadIdx.x; s < splits.n; s += 32) {
         const float2 stats = partials.stats[partial_row(s)];
         weights[s] = exp2f(stats.x - shift);
         sum += weights[s] * stats.y;
       }
-      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(device::kAllLanes, sum, step);
       if (threadIdx.x == 0) {
         inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
         p.lse[query] = natural_lse(max, sum);

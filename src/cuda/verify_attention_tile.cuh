@@ -65,8 +65,7 @@ class SegmentRun {
   // A row's reference moves when a score is this much above it, in log2.
   static constexpr float kSlack = 8.0f;
   // Queries pass through the last stages on their way to registers.
-  static constexpr int kStaging =
-      (kRows * kQueryBytes + Memory::kBlockBytes - 1) / Memory::kBlockBytes;
+  static constexpr int kStaging = ceil_div(kRows * kQueryBytes, Memory::kBlockBytes);
   static constexpr int kEarly = kStages - (kQueriesInRegisters ? kStaging : 1);
   static_assert(kEarly >= 1);
 
@@ -213,7 +212,7 @@ class SegmentRun {
       }
 #pragma unroll
       for (int i = 4; i > 0; i /= 2)
-        largest = __vmaxu2(largest, __shfl_xor_sync(0xffffffffu, largest, i));
+        largest = __vmaxu2(largest, __shfl_xor_sync(device::kAllLanes, largest, i));
       const int exponent = max(max(largest >> 16, largest & 0xffffu) >> 7, 15u);
       const float factor = __int_as_float((268 - exponent) << 23);
       if (threadIdx.x % 8 == 0) query_units()[row] = __int_as_float((exponent - 14) << 23);
@@ -434,7 +433,7 @@ class SegmentRun {
       for (int k = 0; k < kRun; ++k) largest = fmaxf(largest, s[i].x[k]);
 #pragma unroll
     for (int step = kRowThreads / 2; step > 0; step /= 2)
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+      largest = fmaxf(largest, __shfl_xor_sync(device::kAllLanes, largest, step));
     const bool rises = largest > max_ + kSlack;
     const float shrink = rises ? device::exp2_estimate(max_ - largest) : 1.0f;
     if (rises) max_ = largest;
@@ -519,7 +518,7 @@ class SegmentRun {
     if constexpr (kRuns == 2) sum += sum_[1];
 #pragma unroll
     for (int step = kRowThreads / 2; step > 0; step /= 2)
-      sum += __shfl_xor_sync(0xffffffffu, sum, step);
+      sum += __shfl_xor_sync(device::kAllLanes, sum, step);
     const int64_t partial_row = static_cast<int64_t>(segment.slot) * kRows;
     __syncthreads();  // decay is out of use
     if (writes_row() && threadIdx.x % kRowThreads == 0 && row < n_valid) {

@@ -15,6 +15,8 @@
 
 #include <cstdint>
 
+#include "cuda/device/lanes.cuh"
+
 namespace kdt::cuda::device {
 
 struct ScheduleParams {
@@ -142,7 +144,7 @@ __device__ void Schedule<kRowTile, kKeyTile>::scan(int n, int* sums, const Fn& v
     const int own = request < n ? value(request) : 0;
     int sum = own;
     for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, sum, step);
+      const int other = __shfl_up_sync(kAllLanes, sum, step);
       if (lane >= step) sum += other;
     }
     if (lane == 31) warp_sums_[warp] = sum;

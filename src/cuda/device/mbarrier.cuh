@@ -3,13 +3,11 @@
 
 #include <cstdint>
 
+#include "cuda/device/shared_address.cuh"
+
 namespace kdt::cuda::device {
 
 using MBarrier = uint64_t;
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 __device__ __forceinline__ void mbarrier_init(MBarrier* barrier, uint32_t n_arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),

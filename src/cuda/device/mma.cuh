@@ -10,11 +10,9 @@
 
 #include <cstdint>
 
-namespace kdt::cuda::device {
+#include "cuda/device/shared_address.cuh"
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace kdt::cuda::device {
 
 // Four 8 x 8 matrices of 16-bit elements: lane i gives the address of row i % 8 of matrix i / 8 and
 // gets, in r[m], the elements 2t, 2t+1 of row g of matrix m.

@@ -11,7 +11,6 @@ constexpr int kRowWarps = kRowThreads / 32;
 constexpr int kMaxCluster = 8;
 constexpr int kMaxRowWarps = kRowWarps * kMaxCluster;
 constexpr int kSmallVocab = 1024;  // up to here one CTA is enough
-constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // Pieces of a lane.
 __host__ __device__ constexpr int pieces_of(int vocab, int n_ctas) {

@@ -1,6 +1,7 @@
 // A threshold that at least k logits of a row reach and, since warps have alike shares, few more.
 #pragma once
 
+#include "cuda/device/lanes.cuh"
 #include "cuda/device/pairs.cuh"
 #include "cuda/device/staged_row.cuh"
 
