@@ -2,8 +2,8 @@
 // resident and past their prologue when the kernel before it ends.
 //
 // The price is a rule: every thread of a kernel launched here calls device::wait_for_previous()
-// (device/dependency.cuh) before it touches global memory, so a chain of such kernels is ordered
-// like any other stream work.
+// (device/dependency.cuh) before it relies on global memory that the kernel before may write, so a
+// chain of such kernels is ordered like any other stream work.
 #pragma once
 
 #include <type_traits>

@@ -2,7 +2,7 @@
 //   simt   fp32 arithmetic, any shape and type; the truth on the GPU
 //   mma    mma.sync, sm_80 and up
 //   sm90   wgmma and TMA, sm_90a
-// A caller who wants one of them (tests, benchmarks) takes its entries into a Backend of his own.
+// Tests and benchmarks get one of them by its name (ops/backend.h).
 #pragma once
 
 #include "ops/backend.h"
@@ -24,7 +24,7 @@ size_t mma_workspace(const VerifyAttentionParams& p, const Machine& machine);
 void mma_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);
 
 // Queries and keys of the same 16-bit type, latent 512 and rope 64, scale > 0, 16-byte aligned
-// arrays.
+// arrays; not batch_invariant.
 bool sm90_supports(const VerifyAttentionParams& p, const Machine& machine);
 size_t sm90_workspace(const Machine& machine);
 void sm90_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);

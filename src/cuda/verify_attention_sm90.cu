@@ -1,3 +1,5 @@
+// Tree-verify attention on Hopper (sm_90a) with wgmma and the bulk tensor copy engine: one kernel
+// for prefix, tail, mask, split and combine.
 #include <cudaTypedefs.h>
 
 #include <mutex>
@@ -5,8 +7,6 @@
 
 #include "cuda/check.h"
 #include "cuda/verify_attention.h"
-// Tree-verify attention on Hopper (sm_90a) with wgmma and the bulk tensor copy engine: one kernel
-// for prefix, tail, mask, split and combine.
 #include "cuda/verify_attention_sm90_consumer.cuh"
 #include "cuda/verify_attention_sm90_prefetch.cuh"
 #include "cuda/verify_attention_sm90_producer.cuh"
@@ -69,7 +69,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // Counters of the parts of items, zero between launches. Launches that may run at the same time
-// have different workspaces, so each workspace gets counters of its own.
+// have different workspaces, so each workspace gets counters of its own, the first kCounterBanks
+// of a process at least.
 constexpr int kCounterBanks = 64;
 __device__ uint32_t part_counters[kCounterBanks][2 * kMaxBlocks];
 

@@ -9,11 +9,9 @@
 //
 // - If there are at least as many items as blocks, whole items are dealt out in waves: blocks that
 //   run at the same time read the same keys, which stay in L2.
-// - What remains goes to gangs of blocks: to a gang belongs one block for each item that remains,
-// or
-//   one for each item of a request. Its blocks do the same key blocks of different items at the
-//   same time. The keys of the request, or those of all requests in a line, are cut evenly among
-//   the gangs.
+// - What remains goes to gangs of blocks: a gang has one block for each item that remains, or one
+//   for each item of a request. Its blocks do the same key blocks of different items at the same
+//   time. The keys of an item, or those of all requests in a line, are cut evenly among the gangs.
 //
 // Where shapes differ, or where gangs would leave many blocks idle: items longer than a quota first
 // fill blocks of their own from key 0 on, so that all items of a request read the same keys at the
@@ -80,9 +78,9 @@ struct BatchTotals {
 struct Segment {
   int32_t request, item;      // item of the request
   int first_block, n_blocks;  // key blocks
-  // Parts of the item; this is number `part`. Part i < full_parts was done by thread block
-  // owner + i and is in slot owner + i, the next one in rest_slot, those after it from next_slot
-  // on.
+  // Parts of the item; this is number `part`. Part i < full_parts is in slot owner + i, the number
+  // of the thread block that did it, the next one in rest_slot, those after it from next_slot on,
+  // `stride` apart. The item's counters are number `owner`.
   int32_t part, n_parts, full_parts, owner;
   int32_t rest_slot, next_slot, stride;
 

@@ -1,5 +1,5 @@
-// Partial results of split row tiles, shared by the tensor-core implementations: where they lie in
-// the workspace and the kernel that combines them.
+// Partial results of the mma implementation's split row tiles: where they lie in the workspace and
+// the kernel that combines them.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,11 @@ namespace kdt::cuda {
 
 inline constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
 
-// Of one (slot, row of the tile): weighted values with respect to the largest score, not yet
-// divided by the weights' sum. Scores are in units of log2.
+// Of one (slot, row of the tile): values weighted by exp2(score - reference), not yet divided by
+// the weights' sum. Scores and references are in units of log2.
 struct Partials {
   float* values;  // [slots * row tile, 512]
-  float2* stats;  // [slots * row tile] largest score, sum of weights
+  float2* stats;  // [slots * row tile] reference, sum of weights
 };
 
 // Room for the partial results of any lengths within the sizes of `p`: no more segments than the
@@ -53,9 +53,9 @@ __device__ inline device::ScheduleParams schedule_params(const VerifyAttentionPa
           n_ctas,         p.batch_invariant};
 }
 
-// Natural-log sum of exp of scores in units of log2.
-__device__ inline float natural_lse(float max, float sum) {
-  return sum == 0.0f ? -INFINITY : max * 0.69314718056f + logf(sum);
+// Natural-log sum of exp of scores, from a reference in units of log2 and the weights' sum.
+__device__ inline float natural_lse(float reference, float sum) {
+  return sum == 0.0f ? -INFINITY : reference * 0.69314718056f + logf(sum);
 }
 
 inline constexpr int kCombineThreads = 512;

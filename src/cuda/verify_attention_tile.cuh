@@ -2,8 +2,8 @@
 // (node, head) rows of a request against a run of 32-key blocks. 8 warps.
 //
 // A key block is in shared memory once (verify_attention_keys.cuh), for both products:
-//   scores   S = Q K^T, cut over the warps along the 576 dimensions in four (K is read once), the
-//            four partial sums meet in shared memory;
+//   scores   S = Q K^T, cut over the warps along the 576 dimensions in four and along keys, or of
+//            64 rows along rows, in two; the four partial sums meet in shared memory;
 //   softmax  online (Milakov and Gimelshein, arXiv 1805.02867), 4 or 8 keys of a row a thread;
 //   values   O += P V, each warp its own 64 of the 512 columns, O in registers.
 // Two phases a block: first the softmax of block i and the scores of block i + 1, as one stream of

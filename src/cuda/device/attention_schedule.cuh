@@ -32,7 +32,8 @@ inline constexpr int kMaxScheduled = 512;
 
 // Row tiles that the workspace must have room for: at most 2 segments of each of 2 n_ctas lanes are
 // parts of a split; with the batch-invariant cut the parts of a request are at most kInvariantParts
-// times 64 rows, as many as a large GPU has multiprocessors, and of kInvariantKeys keys or more.
+// times 64 rows, as many as a large GPU has multiprocessors, and to each 64 rows at most one for
+// every kInvariantKeys keys begun.
 inline constexpr int kSlotsPerCta = 4;
 inline constexpr int kInvariantParts = 132;
 inline constexpr int kInvariantKeys = 256;
