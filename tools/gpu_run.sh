@@ -20,7 +20,7 @@ failed=()
 # random ones among these tests draw: two seeds, prefixes of at most 256, trees of at most 65 nodes.
 small=(
   On/Embedding.WidensRowsOfEveryType/cuda
-  On/DraftTopk.SmallCases/cuda                       # one CTA and a cluster, few and many candidates
+  On/DraftTopk.SmallCases/cuda                       # one part and eight, few and many candidates
   On/DraftTopk.ShardsMergeToTheWhole/cuda
   On/TreeBuild.TiesGoToTheSmallestRankTuple/cuda
   On/TreeBuild.RankOneIsAChainAndBudgetZeroTheRoot/cuda
