@@ -70,13 +70,9 @@ size_t verify_attention_workspace(const VerifyAttentionParams& largest) {
 }
 
 void verify_attention(const VerifyAttentionParams& p, Stream stream) {
-  if (!has_work(p)) return;
-  if (sm90_supports(p, this_machine()))
-    sm90(p, stream);
-  else if (mma_supports(p, this_machine()))
-    mma(p, stream);
-  else
-    simt(p, stream);
+  const Machine machine = this_machine();
+  const auto attention = sm90_supports(p, machine) ? sm90 : mma_supports(p, machine) ? mma : simt;
+  attention(p, stream);
 }
 
 }  // namespace kdt::cuda
