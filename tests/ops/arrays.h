@@ -92,11 +92,13 @@ Array<T> poisoned(const Backend& backend, size_t count) {
 }
 
 // Poisoned, or unwritten where raw_memory is set: an op must not rely on zeroes in its workspace.
+inline Array<char> workspace_array(const Backend& backend, size_t bytes) {
+  return raw_memory ? Array<char>::unwritten(backend, bytes) : poisoned<char>(backend, bytes);
+}
+
 class Scratch {
  public:
-  Scratch(const Backend& backend, size_t bytes)
-      : array_(raw_memory ? Array<char>::unwritten(backend, bytes)
-                          : poisoned<char>(backend, bytes)) {}
+  Scratch(const Backend& backend, size_t bytes) : array_(workspace_array(backend, bytes)) {}
   Workspace workspace() { return {array_.data(), array_.size()}; }
 
  private:

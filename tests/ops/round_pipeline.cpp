@@ -98,9 +98,7 @@ void RoundPipeline::lookup(Array<float>& table, int width, const int32_t* ids, i
 
 // One workspace for all ops. It grows in the first round, which is why that is not captured.
 Workspace RoundPipeline::workspace(size_t bytes) {
-  if (workspace_.size() < bytes)
-    workspace_ = raw_memory ? Array<char>::unwritten(backend_, bytes)
-                            : poisoned<char>(backend_, bytes);
+  if (workspace_.size() < bytes) workspace_ = workspace_array(backend_, bytes);
   return {workspace_.data(), workspace_.size()};
 }
 
