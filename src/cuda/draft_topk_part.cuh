@@ -8,6 +8,7 @@
 #pragma once
 
 #include "cuda/device/dependency.cuh"
+#include "cuda/device/exp2.cuh"
 #include "cuda/device/threshold.cuh"
 #include "ops/draft_topk.h"
 
@@ -24,7 +25,6 @@ constexpr int kPartLogits = kPartThreads * kPartPieces * kPiece;
 constexpr int kKthTags = 512;   // in the lowest bits: equal maxima of a row's warps differ
 constexpr int kFirstKeys = 64;  // of a list, always written
 constexpr int32_t kBad = -1;    // a part's count: there is NaN or +inf
-constexpr float kLog2E = 1.442695041f;
 
 // What a CTA found in its part of a row.
 struct alignas(16) Part {
@@ -187,7 +187,7 @@ class PartOfRow {
         float e[kPiece];
 #pragma unroll
         for (int i = 0; i < kPiece; ++i)
-          e[i] = device::exp2_estimate((device::to_float(piece.x[i]) - peak) * kLog2E);
+          e[i] = device::exp2_estimate((device::to_float(piece.x[i]) - peak) * device::kLog2E);
         sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
       }
     }

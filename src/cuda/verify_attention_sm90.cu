@@ -142,7 +142,7 @@ Args make_args(const VerifyAttentionParams& p, int blocks) {
   args.out_type = p.out_dtype == DType::kF32    ? OutType::kF32
                   : p.out_dtype == DType::kBF16 ? OutType::kBF16
                                                 : OutType::kF16;
-  args.scale_log2 = p.scale * 1.4426950408889634f;
+  args.scale_log2 = p.scale * kLog2E;
   return args;
 }
 

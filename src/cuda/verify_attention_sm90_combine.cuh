@@ -3,11 +3,10 @@
 #pragma once
 
 #include "cuda/device/copy.cuh"
+#include "cuda/device/exp2.cuh"
 #include "cuda/verify_attention_sm90_args.cuh"
 
 namespace kdt::cuda::sm90 {
-
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 // The 256 consumer threads.
 __device__ __forceinline__ void consumers_sync() {

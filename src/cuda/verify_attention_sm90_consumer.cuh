@@ -8,7 +8,7 @@
 // ones, which are there early. The two warpgroups run half a period apart.
 #pragma once
 
-#include "cuda/device/pairs.cuh"
+#include "cuda/device/exp2.cuh"
 #include "cuda/device/tma.cuh"
 #include "cuda/verify_attention_sm90_mask.cuh"
 #include "cuda/verify_attention_sm90_store.cuh"

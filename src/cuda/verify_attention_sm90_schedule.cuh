@@ -245,8 +245,7 @@ class Schedule {
       } else {
         if (c.item < 0) c.item = begin < c.line + cost ? 0 : quotient(begin - c.line, cost);
         for (; c.item < run.items; ++c.item) {
-          const int start =
-              c.line + c.item * cost + kRestOverhead;  // of its key blocks on the line
+          const int start = c.line + c.item * cost + kRestOverhead;  // of its key blocks
           if (start >= end) {
             c.run = n_runs();
             return false;

@@ -6,6 +6,7 @@
 
 #include "cuda/device/attention_schedule.cuh"
 #include "cuda/device/dependency.cuh"
+#include "cuda/device/exp2.cuh"
 #include "cuda/device/lanes.cuh"
 #include "cuda/device/store.cuh"
 #include "cuda/launch.h"
@@ -55,7 +56,7 @@ __device__ inline device::ScheduleParams schedule_params(const VerifyAttentionPa
 
 // Natural-log sum of exp of scores, from a reference in units of log2 and the weights' sum.
 __device__ inline float natural_lse(float reference, float sum) {
-  return sum == 0.0f ? -INFINITY : reference * 0.69314718056f + logf(sum);
+  return sum == 0.0f ? -INFINITY : reference * device::kLn2 + logf(sum);
 }
 
 inline constexpr int kCombineThreads = 512;

@@ -15,7 +15,7 @@
 // The bits of a row depend on its keys' blocks only, not on kRows or kStages.
 #pragma once
 
-#include "cuda/device/pairs.cuh"
+#include "cuda/device/exp2.cuh"
 #include "cuda/device/store.cuh"
 #include "cuda/device/tree_mask.cuh"
 #include "cuda/verify_attention_keys.cuh"
@@ -165,7 +165,7 @@ class SegmentRun {
       device::wait_for_copies<kEarly>();
       __syncthreads();
     }
-    unit_ = p_.scale * 1.44269504089f;
+    unit_ = p_.scale * device::kLog2E;
     if constexpr (kF8) {
       narrow_queries();
       __syncthreads();

@@ -27,11 +27,4 @@ __device__ __forceinline__ float largest_or_nan(const Piece<__half>& piece) {
   return largest_of_pairs<__half2>(piece);
 }
 
-// 2^x within 2^-22 of itself; 0 where that is subnormal.
-__device__ __forceinline__ float exp2_estimate(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 }  // namespace kdt::cuda::device
