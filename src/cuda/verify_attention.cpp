@@ -37,9 +37,9 @@ void attend(const char* name, Supports supports, Attend attention, const VerifyA
   if (!supports(p, machine))
     throw_error(ErrorCode::kUnsupported,
                 "verify_attention: the {} implementation does not take q {}, KV {}, {} + {} "
-                "dimensions, {} requests on this device",
+                "dimensions, {} requests{} on this device",
                 name, dtype_name(p.q_dtype), dtype_name(p.kv_dtype), p.latent_dim, p.rope_dim,
-                p.rows.n_requests);
+                p.rows.n_requests, rows_aligned(p) ? "" : ", arrays not aligned to 16 bytes");
   attention(p, machine, stream);
 }
 

@@ -5,6 +5,8 @@
 // Tests and benchmarks get one of them by its name (ops/backend.h).
 #pragma once
 
+#include <cstdint>
+
 #include "ops/backend.h"
 
 namespace kdt::cuda {
@@ -19,6 +21,13 @@ inline constexpr int kSmallSharedBytes = 101'376;
 
 Machine this_machine();
 
+// Whether rows lie where the tensor-core implementations copy 16 bytes at a time.
+inline bool rows_aligned(const VerifyAttentionParams& p) {
+  const auto aligned = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % 16 == 0; };
+  return aligned(p.q) && aligned(p.kv_pages) && aligned(p.tail) && aligned(p.out);
+}
+
+// 16-byte aligned arrays, as sm90 below.
 bool mma_supports(const VerifyAttentionParams& p, const Machine& machine);
 size_t mma_workspace(const VerifyAttentionParams& p, const Machine& machine);
 void mma_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);

@@ -75,7 +75,8 @@ bool mma_supports(const VerifyAttentionParams& p, const Machine& machine) {
   const bool same = p.q_dtype == p.kv_dtype && p.q_dtype != DType::kF32;
   const bool f8 = p.q_dtype == DType::kBF16 && p.kv_dtype == DType::kF8E4M3;
   return (same || f8) && p.latent_dim == kLatent && p.rope_dim == kRope &&
-         p.rows.n_requests <= device::kMaxScheduled && machine.shared_bytes >= kLeastBytes;
+         p.rows.n_requests <= device::kMaxScheduled && machine.shared_bytes >= kLeastBytes &&
+         rows_aligned(p);
 }
 
 size_t mma_workspace(const VerifyAttentionParams& p, const Machine& machine) {

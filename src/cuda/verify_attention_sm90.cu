@@ -146,10 +146,6 @@ Args make_args(const VerifyAttentionParams& p, int blocks) {
   return args;
 }
 
-bool aligned(const void* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-}
-
 bool on_hopper() {
   int device = 0, major = 0, minor = 0;
   KDT_CUDA_CHECK(cudaGetDevice(&device));
@@ -170,8 +166,7 @@ bool sm90_supports(const VerifyAttentionParams& p, const Machine& machine) {
   return on_hopper && machine.shared_bytes >= static_cast<int>(sizeof(sm90::Shared)) && half &&
          p.q_dtype == p.kv_dtype && !p.batch_invariant && p.latent_dim == sm90::kLatent &&
          p.latent_dim + p.rope_dim == sm90::kWidth && p.scale > 0.0f && items * key_blocks < 5e8 &&
-         sm90::aligned(p.q) && sm90::aligned(p.kv_pages) && sm90::aligned(p.tail) &&
-         sm90::aligned(p.out);
+         rows_aligned(p);
 }
 
 size_t sm90_workspace(const Machine& machine) {
