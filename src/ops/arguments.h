@@ -32,6 +32,8 @@ inline void require_float(const char* op, const char* field, DType dtype) {
 inline void require_workspace(const char* op, const Workspace& workspace, size_t needed) {
   require(workspace.bytes >= needed && (workspace.data || !needed), op, "workspace.bytes",
           workspace.bytes, "at least {}, the size of {}_workspace", needed, op);
+  require(!needed || reinterpret_cast<uintptr_t>(workspace.data) % kWorkspaceAlignment == 0, op,
+          "workspace.data", fmt::ptr(workspace.data), "a multiple of {}", kWorkspaceAlignment);
 }
 
 // The backend's function for an op: implemented(backend, &Backend::linear, "linear")(p, stream).

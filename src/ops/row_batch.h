@@ -14,7 +14,10 @@ struct Stream {
   void* handle = nullptr;
 };
 
-// Scratch memory of one op call, allocated at plan time: sizes come from `<op>_workspace`.
+inline constexpr size_t kWorkspaceAlignment = 16;  // bytes
+
+// Scratch memory of one op call, allocated at plan time: sizes come from `<op>_workspace`. Calls
+// that may run at the same time need one each.
 struct Workspace {
   void* data = nullptr;
   size_t bytes = 0;

@@ -347,6 +347,8 @@ TEST(MoeExperts, RefusesBadArguments) {
   refuse("up.n_groups is 3", [&](MoeExpertsParams& p) { p.up = &other.up.packed; });
   refuse("down.in_features is 16", [&](MoeExpertsParams& p) { p.down = &e.gate.packed; });
   refuse("workspace.bytes is 100", [](MoeExpertsParams& p) { p.workspace.bytes = 100; });
+  refuse("workspace.data is 0x",
+         [](MoeExpertsParams& p) { p.workspace.data = static_cast<char*>(p.workspace.data) + 8; });
 }
 
 TEST(MoeExperts, NoRowsIsNoWork) {
