@@ -60,6 +60,12 @@ struct Stripe {
   int width;
 };
 
+// Number `unit` of all stripes: the KV's of all layers come first, then the features'.
+template <int kBytes>
+__device__ Stripe<kBytes> stripe_of(const CommitTask& task, int n_kv, int unit) {
+  return unit < n_kv ? Stripe<kBytes>(task.kv, unit) : Stripe<kBytes>(task.features, unit - n_kv);
+}
+
 // Brings what this CTA will probably read towards the L2 cache: where rows go, and in small calls
 // the stripe itself of the first rows, as the nodes of likely paths have low ids. Nothing here is
 // relied upon: the kernel before may still be writing, and what is read bypasses the L1 cache.
@@ -83,8 +89,7 @@ __device__ void prefetch(const CommitTask& task, const Stripe<kBytes>& stripe, i
         threadIdx.x % lines * kLine);
 }
 
-// The stripes of one CTA: `n_units` from `first_unit` on, of n_rows accepted rows. The KV's of all
-// layers come first, then the features'.
+// The stripes of one CTA: `n_units` from `first_unit` on, of n_rows accepted rows.
 template <int kBytes>
 struct Run {
   const CommitTask& task;
@@ -94,12 +99,14 @@ struct Run {
   const int* feature_to;  // [n_rows]
   const int64_t* kv_to;   // [n_rows]
 
-  __device__ Stripe<kBytes> stripe_of(int unit) const {
-    return unit < n_kv ? Stripe<kBytes>(task.kv, unit) : Stripe<kBytes>(task.features, unit - n_kv);
-  }
-  // item / n_rows, far from where fp32 could be off by one.
-  __device__ int unit_of(int item) const {
-    return first_unit + static_cast<int>((static_cast<float>(item) + 0.5f) * inverse_rows);
+  // An item is a row of a stripe.
+  struct Place {
+    int unit, row;
+  };
+  __device__ Place place_of(int item) const {
+    // item / n_rows, far from where fp32 could be off by one.
+    const int unit = static_cast<int>((static_cast<float>(item) + 0.5f) * inverse_rows);
+    return {first_unit + unit, item - unit * n_rows};
   }
 
   using Values = typename Stripe<kBytes>::T[kItems][kPerLane];
@@ -111,8 +118,8 @@ struct Run {
     for (int k = 0; k < kItems; ++k) {
       const int item = first + k * kWarps;
       if (item >= n_items) break;
-      const int unit = unit_of(item), row = item - (unit - first_unit) * n_rows;
-      const Stripe<kBytes> stripe = stripe_of(unit);
+      const auto [unit, row] = place_of(item);
+      const auto stripe = stripe_of<kBytes>(task, n_kv, unit);
       const auto* from = stripe.from + from_row[row] * stripe.from_stride;
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j)
@@ -126,8 +133,8 @@ struct Run {
     for (int k = 0; k < kItems; ++k) {
       const int item = first + k * kWarps;
       if (item >= n_items) break;
-      const int unit = unit_of(item), row = item - (unit - first_unit) * n_rows;
-      const Stripe<kBytes> stripe = stripe_of(unit);
+      const auto [unit, row] = place_of(item);
+      const auto stripe = stripe_of<kBytes>(task, n_kv, unit);
       auto* to = stripe.to + (unit < n_kv ? kv_to[row] : feature_to[row]) * stripe.to_stride;
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j)
@@ -138,7 +145,7 @@ struct Run {
   __device__ void copy_scales() const {
     const KvCommitParams& p = task.p;
     for (int item = threadIdx.x; item < n_items; item += kThreads) {
-      const int unit = unit_of(item), row = item - (unit - first_unit) * n_rows;
+      const auto [unit, row] = place_of(item);
       if (unit >= n_kv || unit % task.kv.n_stripes != 0) continue;
       const int64_t layer = unit / task.kv.n_stripes;
       p.page_scales[layer * p.n_pages * kPageTokens + kv_to[row]] =
@@ -158,10 +165,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int first_unit = blockIdx.x * task.units_per_cta;
   const int n_units =
       min(task.units_per_cta, n_kv + task.features.n_planes * task.features.n_stripes - first_unit);
-  prefetch(task,
-           first_unit < n_kv ? Stripe<kBytes>(task.kv, first_unit)
-                             : Stripe<kBytes>(task.features, first_unit - n_kv),
-           request);
+  prefetch(task, stripe_of<kBytes>(task, n_kv, first_unit), request);
   device::wait_for_previous();
   device::let_next_start();
 
@@ -200,13 +204,6 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (p.tail_scales) run.copy_scales();
 }
 
-// The largest power of two up to 16 that divides them all.
-int common_width(std::initializer_list<uint64_t> values) {
-  uint64_t bits = 16;
-  for (const uint64_t value : values) bits |= value;
-  return static_cast<int>(bits & -bits);
-}
-
 CommitTask make_task(const KvCommitParams& p) {
   CommitTask task = {.p = p};
   const auto element = static_cast<int64_t>(dtype_bytes(p.dtype));
@@ -229,23 +226,15 @@ CommitTask make_task(const KvCommitParams& p) {
   return task;
 }
 
+// The widest access, 16 bytes at most, that divides every row, stride and base address.
 int width_of(const CommitTask& task) {
-  const auto address = [](const void* x) { return reinterpret_cast<uint64_t>(x); };
-  uint64_t widths[8] = {};
-  if (task.kv.n_planes > 0) {
-    widths[0] = address(task.kv.rows);
-    widths[1] = task.kv.row_bytes;
-    widths[2] = task.kv.plane_stride;
-    widths[3] = address(task.kv.to);
+  uint64_t bits = 16;
+  for (const Source* source : {&task.kv, &task.features}) {
+    if (source->n_planes == 0) continue;
+    bits |= reinterpret_cast<uint64_t>(source->rows) | reinterpret_cast<uint64_t>(source->to) |
+            static_cast<uint64_t>(source->row_bytes) | static_cast<uint64_t>(source->plane_stride);
   }
-  if (task.features.n_planes > 0) {
-    widths[4] = address(task.features.rows);
-    widths[5] = task.features.row_bytes;
-    widths[6] = task.features.plane_stride;
-    widths[7] = address(task.features.to);
-  }
-  return common_width(
-      {widths[0], widths[1], widths[2], widths[3], widths[4], widths[5], widths[6], widths[7]});
+  return static_cast<int>(bits & -bits);
 }
 
 }  // namespace
