@@ -17,6 +17,14 @@ inline cudaStream_t native(Stream stream) {
   return static_cast<cudaStream_t>(stream.handle);
 }
 
+// Of the current device.
+inline int device_attribute(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  KDT_CUDA_CHECK(cudaGetDevice(&device));
+  KDT_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
+  return value;
+}
+
 struct LaunchShape {
   dim3 grid, block;
   size_t shared_bytes = 0;  // dynamic

@@ -135,10 +135,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
 template <class Shape>
 void launch_for(const TreeBuildParams& p, int paths, Stream stream) {
   using Memory = LevelMemory<Shape>;
-  int device, available;
-  KDT_CUDA_CHECK(cudaGetDevice(&device));
-  KDT_CUDA_CHECK(
-      cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  const int available = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   const size_t fixed = Memory::fixed_bytes(p.depth);
   const int room = static_cast<int>((available - fixed) / Memory::kPathBytes);
   const int capacity = std::min(paths, room) / 4 * 4;

@@ -1,23 +1,14 @@
 // Which implementation of verify_attention runs.
 #include "cuda/verify_attention.h"
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 
 #include "base/error.h"
-#include "cuda/check.h"
+#include "cuda/launch.h"
 #include "cuda/ops.h"
 
 namespace kdt::cuda {
 namespace {
-
-int attribute(cudaDeviceAttr which) {
-  int device = 0, value = 0;
-  KDT_CUDA_CHECK(cudaGetDevice(&device));
-  KDT_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
-  return value;
-}
 
 Machine small_machine() {
   return {this_machine().n_ctas, std::min(this_machine().shared_bytes, kSmallSharedBytes)};
@@ -59,8 +50,8 @@ void mma_small(const VerifyAttentionParams& p, Stream stream) {
 }  // namespace
 
 Machine this_machine() {
-  static const Machine machine = {attribute(cudaDevAttrMultiProcessorCount),
-                                  attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  static const Machine machine = {device_attribute(cudaDevAttrMultiProcessorCount),
+                                  device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
   return machine;
 }
 
@@ -70,9 +61,14 @@ size_t verify_attention_workspace(const VerifyAttentionParams& largest) {
 }
 
 void verify_attention(const VerifyAttentionParams& p, Stream stream) {
+  if (!has_work(p)) return;
   const Machine machine = this_machine();
-  const auto attention = sm90_supports(p, machine) ? sm90 : mma_supports(p, machine) ? mma : simt;
-  attention(p, stream);
+  if (sm90_supports(p, machine))
+    sm90_attention(p, machine, stream);
+  else if (mma_supports(p, machine))
+    mma_attention(p, machine, stream);
+  else
+    simt(p, stream);
 }
 
 }  // namespace kdt::cuda

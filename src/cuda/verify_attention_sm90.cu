@@ -5,7 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "cuda/check.h"
+#include "cuda/launch.h"
 #include "cuda/verify_attention.h"
 #include "cuda/verify_attention_sm90_consumer.cuh"
 #include "cuda/verify_attention_sm90_prefetch.cuh"
@@ -147,31 +147,27 @@ Args make_args(const VerifyAttentionParams& p, int blocks) {
 }
 
 bool on_hopper() {
-  int device = 0, major = 0, minor = 0;
-  KDT_CUDA_CHECK(cudaGetDevice(&device));
-  KDT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  KDT_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  return major == 9 && minor == 0;
+  static const bool hopper = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+                             device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+  return hopper;
 }
 
 }  // namespace sm90
 
 bool sm90_supports(const VerifyAttentionParams& p, const Machine& machine) {
-  static const bool on_hopper = sm90::on_hopper();
   const bool half = p.q_dtype == DType::kBF16 || p.q_dtype == DType::kF16;
   // The schedule counts the batch's key blocks in 32 bits.
   const double items =
       static_cast<double>(p.rows.n_rows) * p.n_heads / sm90::kRows + p.rows.n_requests;
   const double key_blocks = p.rows.max_blocks + p.rows.n_rows / 64.0 + 16.0;
-  return on_hopper && machine.shared_bytes >= static_cast<int>(sizeof(sm90::Shared)) && half &&
-         p.q_dtype == p.kv_dtype && !p.batch_invariant && p.latent_dim == sm90::kLatent &&
+  return sm90::on_hopper() && machine.shared_bytes >= static_cast<int>(sizeof(sm90::Shared)) &&
+         half && p.q_dtype == p.kv_dtype && !p.batch_invariant && p.latent_dim == sm90::kLatent &&
          p.latent_dim + p.rope_dim == sm90::kWidth && p.scale > 0.0f && items * key_blocks < 5e8 &&
          rows_aligned(p);
 }
 
 size_t sm90_workspace(const Machine& machine) {
-  static const bool on_hopper = sm90::on_hopper();
-  if (!on_hopper) return 0;
+  if (!sm90::on_hopper()) return 0;
   const size_t slots = sm90::Schedule::slots(sm90::n_blocks(machine));
   return slots * (sm90::kPartialFloats * sizeof(float) + sm90::kRows * sizeof(float2));
 }
@@ -190,7 +186,7 @@ void sm90_attention(const VerifyAttentionParams& p, const Machine& machine, Stre
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(sm90::kThreads);
   config.dynamicSmemBytes = sizeof(sm90::Shared);
-  config.stream = static_cast<cudaStream_t>(stream.handle);
+  config.stream = native(stream);
   config.attrs = &attribute;
   config.numAttrs = 1;
   KDT_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, sm90::make_args(p, blocks)));
