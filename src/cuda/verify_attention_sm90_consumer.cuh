@@ -15,8 +15,8 @@
 
 namespace kdt::cuda::sm90 {
 
-// A row's exponent reference moves only when its maximum is 2^8 above it: the accumulators are
-// seldom rescaled and every result is the same up to rounding.
+// A row's exponent reference, in log2, moves only when its maximum is 8 above it: the accumulators
+// are seldom rescaled and every result is the same up to rounding.
 inline constexpr float kReferenceSlack = 8.0f;
 // Tiles of the scores that go before the products of the block before.
 inline constexpr int kTilesAhead = 7;

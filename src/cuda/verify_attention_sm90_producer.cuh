@@ -12,7 +12,7 @@ __device__ __forceinline__ BatchTotals batch_totals(const BatchLengths& lengths)
   const int lane = threadIdx.x % 32;
   BatchTotals t;
   bool uniform = true;
-  int items0 = 0, n0 = 0;
+  int n0 = 0;
   for (int base = 0; base < lengths.n_requests; base += 32) {
     const int b = base + lane;
     const bool exists = b < lengths.n_requests;
@@ -20,13 +20,13 @@ __device__ __forceinline__ BatchTotals batch_totals(const BatchLengths& lengths)
     const int items = lengths.items_of(nodes);
     const int n = items > 0 ? lengths.key_blocks_of(nodes, prefix) : 0;
     if (base == 0) {
-      t.first_items = items0 = __shfl_sync(kAllLanes, items, 0);
+      t.first_items = __shfl_sync(kAllLanes, items, 0);
       n0 = __shfl_sync(kAllLanes, n, 0);
     }
     t.items += items;
     t.key_blocks += items * n;
     t.max_blocks = max(t.max_blocks, n);
-    if (exists && (items != items0 || n != n0)) uniform = false;
+    if (exists && (items != t.first_items || n != n0)) uniform = false;
   }
   t.items = __reduce_add_sync(kAllLanes, t.items);
   t.key_blocks = __reduce_add_sync(kAllLanes, t.key_blocks);
