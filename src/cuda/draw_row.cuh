@@ -297,8 +297,7 @@ class DrawRow {
     if (row_.is_first_cta()) {
       __syncthreads();
       const uint64_t last = s_.last;
-      __syncwarp();  // it is stored here too
-      if (threadIdx.x < 32) row_.store_to_all(&s_.last, last);
+      if (threadIdx.x > 0 && threadIdx.x < 32) row_.store_to_all(&s_.last, last);  // but to this
     }
     row_.sync();
   }
