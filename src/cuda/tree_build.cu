@@ -92,7 +92,7 @@ __device__ void write_ancestors(const LevelShared<Shape>& s, int id, int n_words
 template <class Shape>
 __device__ void search(const TreeRequest& r, const LevelMemory<Shape>& m,
                        const StepChecks& checks) {
-  if (r.budget == 0 || r.limit == 0) {
+  if (r.budget == 0 || r.limit <= 0) {
     if (threadIdx.x == 0) m.s.n_nodes = 1;
   } else if (!LevelSearch<Shape>(r, m, checks).run() && threadIdx.x == 0) {
     auto* heap = reinterpret_cast<TreeNode*>(m.costs);
