@@ -19,7 +19,7 @@ namespace kdt::cuda::sm90 {
 // are seldom rescaled and every result is the same up to rounding.
 inline constexpr float kReferenceSlack = 8.0f;
 // Tiles of the scores that go before the products of the block before.
-inline constexpr int kTilesAhead = 7;
+inline constexpr int kTilesAhead = 8;
 
 // One object does one segment: number `n_segments` of this thread block, its key blocks number
 // `n_blocks` and following.
@@ -132,6 +132,10 @@ class SegmentConsumer {
       not_finite_ = false;
     } else {
       not_finite_ = scores_not_finite();
+      if (not_finite_) {  // an infinite score is no score, nor are the values of its key
+#pragma unroll
+        for (float& s : s_) s += 0.0f * s;
+      }
       mask_scores(s_, words);
     }
     float most[2] = {kNegativeInfinity, kNegativeInfinity};
