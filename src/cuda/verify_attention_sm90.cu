@@ -7,6 +7,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/verify_attention.h"
+#include "cuda/verify_attention_sm90_combine.cuh"
 #include "cuda/verify_attention_sm90_consumer.cuh"
 #include "cuda/verify_attention_sm90_prefetch.cuh"
 #include "cuda/verify_attention_sm90_producer.cuh"
@@ -30,11 +31,6 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
   mbarrier_fence_init();
 }
 
-// All threads. Roles come here from different places, which __syncthreads() does not allow.
-__device__ __forceinline__ void all_sync() {
-  asm volatile("bar.sync 4, %0;" ::"n"(kThreads) : "memory");
-}
-
 template <typename Element>
 __global__ void __launch_bounds__(kThreads, 1)
     verify_attention_kernel([[maybe_unused]] const __grid_constant__ Args args) {
@@ -42,20 +38,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
   const int warp = uniform(threadIdx.x / 32);
-  if (threadIdx.x == 0) init_barriers(shared);
-  if (warp >= kConsumerThreads / 32) {
-    limit_registers<kProducerRegisters, false>();
-    if (warp == kConsumerThreads / 32) {
-      const Schedule schedule = make_schedule(args);
-      all_sync();
-      Producer(args, shared).run(schedule);
-    } else {
-      prefetch_start(args);
-      all_sync();
-      if (warp == kConsumerThreads / 32 + 1) prefetch_keys(args, shared);
-    }
+  const bool consumes = warp < kConsumerThreads / 32, produces = warp == kConsumerThreads / 32;
+  if (consumes) {
+    if (threadIdx.x == 0) init_barriers(shared);
+  } else if (produces) {
+    shared.totals = batch_totals(args.lengths);
   } else {
-    all_sync();
+    prefetch_start(args);
+  }
+  __syncthreads();
+  if (consumes) {
     limit_registers<kConsumerRegisters, true>();
     int n_jobs = 0, n_blocks = 0;
     Job job = next_job(shared, n_jobs++);
@@ -64,6 +56,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       n_blocks += job.segment.n_blocks;
     }
     for (; job.kind == Job::kCombine; job = next_job(shared, n_jobs++)) combine(args, job, shared);
+  } else {
+    limit_registers<kProducerRegisters, false>();
+    if (produces) {
+      const Schedule schedule = make_schedule(args, shared.totals);
+      Producer(args, shared).run(schedule);
+    } else if (warp == kConsumerThreads / 32 + 1) {
+      prefetch_keys(args, shared);
+    }
   }
 #endif
 }
@@ -134,8 +134,9 @@ Args make_args(const VerifyAttentionParams& p, int blocks) {
   args.out = p.out;
   args.lse = p.lse;
   const int slots = Schedule::slots(blocks);
-  args.partial_out = static_cast<float*>(p.workspace.data);
-  args.partial_stats = reinterpret_cast<float2*>(args.partial_out + size_t{kPartialFloats} * slots);
+  args.partial_out = static_cast<uint16_t*>(p.workspace.data);
+  args.partial_stats =
+      reinterpret_cast<float4*>(args.partial_out + size_t{kPartialElements} * slots);
   args.counters = counters_of(p.workspace.data);
   args.max_blocks = p.rows.max_blocks;
   args.n_words = p.n_words;
@@ -169,7 +170,7 @@ bool sm90_supports(const VerifyAttentionParams& p, const Machine& machine) {
 size_t sm90_workspace(const Machine& machine) {
   if (!sm90::on_hopper()) return 0;
   const size_t slots = sm90::Schedule::slots(sm90::n_blocks(machine));
-  return slots * (sm90::kPartialFloats * sizeof(float) + sm90::kRows * sizeof(float2));
+  return slots * (sm90::kPartialElements * sizeof(uint16_t) + sm90::kRows * sizeof(float4));
 }
 
 void sm90_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream) {

@@ -27,7 +27,7 @@ inline constexpr int kThreads = kConsumerThreads + 128;  // and the producer's
 inline constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
 static_assert(kConsumerThreads * kConsumerRegisters + 128 * kProducerRegisters <=
               kThreads * (65536 / kThreads / 8 * 8));
-inline constexpr int kPartialFloats = kRows * kLatent;
+inline constexpr int kPartialElements = kRows * kLatent;
 // Thread blocks of a launch, and parts of an item.
 inline constexpr int kMaxBlocks = 134, kMaxParts = kMaxBlocks + 2;
 
@@ -45,8 +45,9 @@ struct Args {
   const uint64_t* ancestors;
   void* out;
   float* lse;
-  float* partial_out;     // [slots, 64 * 512], in slices of accumulator fragments
-  float2* partial_stats;  // [slots, 64]: exponent reference and sum of the row
+  uint16_t* partial_out;  // [slots, 64 * 512] fp16, in slices of accumulator fragments
+  float4* partial_stats;  // [slots, 64]: exponent reference and sum of a row, the inverses of the
+                          // powers of two of its halves
   uint32_t* counters;  // [blocks, 2]: parts stored, parts that saw them all; zero between launches
   int32_t max_blocks, n_words;
   OutType out_type;
@@ -78,11 +79,13 @@ struct Shared {
   MBarrier p_full[2];  // by the warpgroup that made it
   MBarrier job_full[2], job_empty[2];
   Job job[2];
+  BatchTotals totals;
   volatile int blocks_copied;  // key blocks, by the producer so far; a hint
   float reference[kRows];      // exponent references of the rows of p
   int not_finite[2];           // by the warpgroup that made p: whether scores are not finite
   // By segment parity: exponent references of its rows, and sums by warpgroup.
   float last_reference[2][kRows], sum[2][2][kRows];
+  uint8_t exponent[2][2][kRows];  // and exponents of stored parts
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
 

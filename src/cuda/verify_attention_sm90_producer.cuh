@@ -35,8 +35,7 @@ __device__ __forceinline__ BatchTotals batch_totals(const BatchLengths& lengths)
   return t;
 }
 
-__device__ __forceinline__ Schedule make_schedule(const Args& args) {
-  const BatchTotals totals = batch_totals(args.lengths);
+__device__ __forceinline__ Schedule make_schedule(const Args& args, const BatchTotals& totals) {
   Schedule schedule(args.lengths, totals, gridDim.x);
   if (!schedule.try_rests()) return schedule;
   const int lane = threadIdx.x % 32;

@@ -1,19 +1,41 @@
 // Storing what a consumer warpgroup of the wgmma attention kernel has computed.
 #pragma once
 
-#include "cuda/verify_attention_sm90_combine.cuh"
+#include "cuda/verify_attention_sm90_parts.cuh"
 
 namespace kdt::cuda::sm90 {
 
-// The accumulators to the workspace. After consumers_sync(), part_is_stored() tells the others.
-__device__ __forceinline__ void store_part(const Args& args, const Segment& s,
-                                           const float (&o)[128]) {
+// The accumulators to the workspace as fp16, each row of this warpgroup's half times a power of two
+// that brings its largest to 2^14 .. 2^15: what the largest elements lose is 2^-12 of them, an
+// eighth of what rounding probabilities to bf16 costs. After consumers_sync(), part_is_stored()
+// tells the others.
+__device__ __forceinline__ void store_part(const Args& args, Shared& shared, const Segment& s,
+                                           int parity, int row, const float (&o)[128]) {
   const int group = threadIdx.x / 128, quarter = threadIdx.x / 32 % 4;
-  float* out = slice_of(args, s.slot(s.part), 64 * quarter + 32 * group, threadIdx.x % 32);
+  float most[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (int j = 0; j < 32; ++j) {
-    *reinterpret_cast<float4*>(out + j * kSliceFloats) =
-        make_float4(o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]);
+  for (int j = 0; j < 128; j += 4) {
+    most[0] = fmaxf(most[0], fmaxf(fabsf(o[j]), fabsf(o[j + 1])));
+    most[1] = fmaxf(most[1], fmaxf(fabsf(o[j + 2]), fabsf(o[j + 3])));
+  }
+  float factor[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    most[r] = fmaxf(most[r], __shfl_xor_sync(kAllLanes, most[r], 1));
+    most[r] = fmaxf(most[r], __shfl_xor_sync(kAllLanes, most[r], 2));
+    const int exponent = max(__float_as_int(most[r]) >> 23, kLeastExponent);
+    factor[r] = power_of_two(kPartExponent - exponent);
+    if (threadIdx.x % 4 == 0)
+      shared.exponent[parity][group][row + 8 * r] = static_cast<uint8_t>(exponent);
+  }
+  uint4* out = slice_of(args, s.slot(s.part), 32 * quarter + 16 * group, threadIdx.x % 32);
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    const float* v = o + 8 * j;
+    out[j * kLanes] = make_uint4(pack<Fp16>(v[0] * factor[0], v[1] * factor[0]),
+                                 pack<Fp16>(v[2] * factor[1], v[3] * factor[1]),
+                                 pack<Fp16>(v[4] * factor[0], v[5] * factor[0]),
+                                 pack<Fp16>(v[6] * factor[1], v[7] * factor[1]));
   }
 }
 
@@ -21,10 +43,12 @@ __device__ __forceinline__ void store_part(const Args& args, const Segment& s,
 __device__ __forceinline__ void part_is_stored(const Args& args, const Shared& shared,
                                                const Segment& s, int parity) {
   const int lane = threadIdx.x % 32;
-  float2* stats = args.partial_stats + int64_t{s.slot(s.part)} * kRows;
+  float4* stats = args.partial_stats + int64_t{s.slot(s.part)} * kRows;
   for (int row = lane; row < kRows; row += 32) {
-    stats[row] = make_float2(shared.last_reference[parity][row],
-                             shared.sum[parity][0][row] + shared.sum[parity][1][row]);
+    stats[row] = make_float4(shared.last_reference[parity][row],
+                             shared.sum[parity][0][row] + shared.sum[parity][1][row],
+                             power_of_two(shared.exponent[parity][0][row] - kPartExponent),
+                             power_of_two(shared.exponent[parity][1][row] - kPartExponent));
   }
   __syncwarp();
   if (lane == 0)
@@ -57,18 +81,7 @@ __device__ __forceinline__ void store_row(uint16_t* to, int r, const float (&o)[
       const int j = 4 * m + i;
       v[i] = pack<Element>(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
     }
-    // Lane l's v[i] and lane i's v[l] change places.
-#pragma unroll
-    for (int d = 2; d > 0; d /= 2) {
-      const bool high = (lane & d) != 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i & d) continue;
-        const uint32_t got = __shfl_xor_sync(kAllLanes, high ? v[i] : v[i + d], d);
-        v[i] = high ? got : v[i];
-        v[i + d] = high ? v[i + d] : got;
-      }
-    }
+    transpose_quad(v);
     if (exists)
       *reinterpret_cast<uint4*>(to + 32 * m + 8 * lane) = make_uint4(v[0], v[1], v[2], v[3]);
   }
@@ -93,7 +106,7 @@ __device__ __forceinline__ void store_segment(const Args& args, Shared& shared, 
     }
   }
   if (s.n_parts > 1) {
-    store_part(args, s, o);
+    store_part(args, shared, s, parity, row, o);
     consumers_sync();
     if (threadIdx.x < 32) part_is_stored(args, shared, s, parity);
     return;

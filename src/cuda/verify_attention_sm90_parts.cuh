@@ -1,0 +1,112 @@
+// The parts of an item in the workspace: how they are laid out, and how their sum becomes the
+// result.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "cuda/verify_attention_sm90_args.cuh"
+
+namespace kdt::cuda::sm90 {
+
+// The 256 consumer threads.
+__device__ __forceinline__ void consumers_sync() {
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+}
+
+// The output rows of an item.
+struct ItemRows {
+  int64_t first;  // of all rows
+  int n;          // that exist
+
+  __device__ __forceinline__ ItemRows(const Args& args, const Job& job)
+      : first(int64_t{job.row_offset} * args.lengths.n_heads + job.segment.item * kRows),
+        n(job.n_nodes * args.lengths.n_heads - job.segment.item * kRows) {}
+};
+
+// Log-sum-exp of a row from its reference (base 2) and sum.
+__device__ __forceinline__ float row_lse(float reference, float sum) {
+  return sum == 0.0f ? kNegativeInfinity : (reference + log2f(sum)) * kLn2;
+}
+
+// The partial output of an item is 128 slices of 32 lanes, one after the other: slice = 32 quarter
+// + 16 half + group holds rows 16 quarter .. + 15 and columns 256 half + 16 group .. + 15 as two
+// accumulator fragments, 8 elements a lane. A part's share of the columns is some slices of every
+// part.
+inline constexpr int kSlices = 128, kLanes = 32;
+static_assert(kSlices * kLanes * 8 == kPartialElements);
+
+__device__ __forceinline__ uint4* slice_of(const Args& args, int slot, int slice, int lane) {
+  return reinterpret_cast<uint4*>(args.partial_out + int64_t{slot} * kPartialElements) +
+         slice * kLanes + lane;
+}
+
+// A row of a part with an element of exponent e (as in its bits, at least kLeastExponent) is stored
+// times 2^(kPartExponent - e), and both factors are normal numbers.
+inline constexpr int kPartExponent = 127 + 14, kLeastExponent = 15;
+__device__ __forceinline__ float power_of_two(int exponent) {
+  return __int_as_float((127 + exponent) << 23);
+}
+
+// Lane l's v[i] and lane i's v[l] change places, of every four lanes.
+__device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int d = 2; d > 0; d /= 2) {
+    const bool high = (lane & d) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & d) continue;
+      const uint32_t got = __shfl_xor_sync(kAllLanes, high ? v[i] : v[i + d], d);
+      v[i] = high ? got : v[i];
+      v[i + d] = high ? v[i + d] : got;
+    }
+  }
+}
+
+// Sums of a slice, in the order of a lane's elements.
+struct SliceSums {
+  float x[8] = {};
+
+  __device__ __forceinline__ void add(uint4 part, float weight0, float weight8) {
+    const uint32_t pairs[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float weight = i % 2 == 0 ? weight0 : weight8;
+      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(pairs[i]));
+      x[2 * i] += weight * pair.x;
+      x[2 * i + 1] += weight * pair.y;
+    }
+  }
+};
+
+// All lanes call it.
+__device__ __forceinline__ void store_slice(const Args& args, const ItemRows& rows, int slice,
+                                            int lane, const SliceSums& sums) {
+  const float(&x)[8] = sums.x;
+  const int row = slice / 32 * 16 + lane / 4, column = slice % 32 * 16;
+  const int64_t at = rows.first * kLatent + (row * kLatent + column);
+  if (args.out_type == OutType::kF32) {
+    float* out = static_cast<float*>(args.out) + at + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (row + i % 2 * 8 < rows.n)
+        *reinterpret_cast<float2*>(out + i % 2 * 8 * kLatent + i / 2 * 8) =
+            make_float2(x[2 * i], x[2 * i + 1]);
+    }
+    return;
+  }
+  uint32_t v[4];  // 8 columns of a row for each lane: two lanes a row, then row + 8
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int from = i % 2 * 4 + i / 2 * 2;
+    v[i] = args.out_type == OutType::kBF16 ? pack<Bf16>(x[from], x[from + 1])
+                                           : pack<Fp16>(x[from], x[from + 1]);
+  }
+  transpose_quad(v);
+  const int down = lane % 4 / 2 * 8;
+  if (row + down < rows.n)
+    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(args.out) + at + down * kLatent +
+                              lane % 2 * 8) = make_uint4(v[0], v[1], v[2], v[3]);
+}
+
+}  // namespace kdt::cuda::sm90
