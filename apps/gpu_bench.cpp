@@ -27,6 +27,7 @@ constexpr GpuBench kBenches[] = {
     {"lse_merge", bench_lse_merge},
     {"round", bench_round},
     {"verify_attention", bench_verify_attention},
+    {"verify_attention_mixed", bench_verify_attention_mixed},
     {"verify_attention_mma", bench_verify_attention_mma},
     {"verify_attention_mma_small", bench_verify_attention_mma_small},
     {"verify_attention_fp8", bench_verify_attention_fp8},

@@ -78,6 +78,8 @@ void bench_lse_merge(const Backend& backend, const GpuBenchOptions& options);
 // The parts of a round alone, what each adds to a graph of those before it, and the whole.
 void bench_round(const Backend& backend, const GpuBenchOptions& options);
 void bench_verify_attention(const Backend& backend, const GpuBenchOptions& options);
+// Batches of mixed lengths and numbers of nodes.
+void bench_verify_attention_mixed(const Backend& backend, const GpuBenchOptions& options);
 // Of one implementation whatever the shape; FP8 keys of 64k and more; the batch-invariant cut.
 void bench_verify_attention_mma(const Backend& backend, const GpuBenchOptions& options);
 void bench_verify_attention_mma_small(const Backend& backend, const GpuBenchOptions& options);

@@ -1,32 +1,26 @@
-// GPU bench of tree-verify attention: the grid of shapes for which bench/anchors holds another
-// kernel's times, with real draft trees. Every shape is checked before it is timed.
+// GPU bench of tree-verify attention, with real draft trees: the grid of shapes for which
+// bench/anchors holds another kernel's times, and batches of mixed lengths. Every batch is checked
+// before it is timed.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <map>
+#include <numeric>
 
-#include "apps/gpu_bench.h"
-#include "base/dtype.h"
+#include "apps/gpu_bench_attention_data.h"
 #include "base/error.h"
+#include "base/rounding.h"
 
 namespace kdt::apps {
 namespace {
 
-constexpr int32_t kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
 constexpr const char* kAnchors = "bench/anchors/h200_flashmla_dense.csv";
 
 struct Shape {
   int32_t batch, heads, nodes, n_keys;  // n_keys: prefix and tree
   double anchor_us;
 
-  int32_t prefix() const { return n_keys - nodes; }
-  int32_t blocks() const { return (n_keys + kPageTokens - 1) / kPageTokens; }
-  // One H200 at 800 TFLOP/s and 4.25 TB/s.
-  double floor_us() const {
-    const double queries = double{1} * batch * nodes * heads, keys = double{1} * batch * n_keys;
-    return 1e6 * std::max(2 * queries * n_keys * (kWidth + kLatent) / 800e12,
-                          (keys * kWidth * 2 + queries * (kWidth + kLatent) * 2) / 4.25e12);
-  }
+  AttentionBatch requests() const { return AttentionBatch::uniform(batch, heads, nodes, n_keys); }
 };
 
 std::vector<Shape> read_anchors(const std::string& path) {
@@ -46,162 +40,8 @@ std::vector<Shape> read_anchors(const std::string& path) {
   return shapes;
 }
 
-// What is measured of an implementation.
-struct Variant {
-  const char* implementation;
-  DType kv_dtype = DType::kBF16;
-  bool batch_invariant = false;
-  int32_t fewest_keys = 0;  // of the shapes it is measured at
-};
-
-// Data that all shapes cut their problems from: queries, keys, trees, outputs.
-class Pool {
- public:
-  Pool(const Backend& backend, DType dtype, const std::vector<Shape>& shapes)
-      : backend_(backend), data_(backend), dtype_(dtype) {
-    for (const Shape& s : shapes) {
-      n_pages_ = std::max(n_pages_, int64_t{s.batch} * s.blocks());
-      n_queries_ = std::max(n_queries_, int64_t{s.batch} * s.nodes * s.heads);
-      batch_ = std::max(batch_, s.batch);
-    }
-    queries_ = repeat(rows(DType::kBF16, 50'021), n_queries_, kWidth * 2);
-    keys_ = repeat(rows(dtype, 100'003), n_pages_ * kPageTokens, kWidth * dtype_bytes(dtype));
-    if (dtype == DType::kF8E4M3)
-      scales_ = data_.put(std::vector<float>(n_pages_ * kPageTokens, kScale));
-    out_ = data_.zeros<uint16_t>(n_queries_ * kLatent);
-    lse_ = data_.zeros<float>(n_queries_);
-  }
-
-  VerifyAttentionParams problem(const Shape& s, const Variant& variant) {
-    std::vector<int32_t> offsets, table;
-    for (int32_t b = 0; b < s.batch; ++b) offsets.push_back(b * s.nodes);
-    for (int32_t i = s.batch * s.blocks(); i-- > 0;) table.push_back(i);
-    VerifyAttentionParams p = {
-        .rows = {.n_requests = s.batch,
-                 .n_rows = s.batch * s.nodes,
-                 .row_offset = data_.put(offsets),
-                 .n_nodes = data_.put(std::vector<int32_t>(s.batch, s.nodes)),
-                 .prefix_len = data_.put(std::vector<int32_t>(s.batch, s.prefix())),
-                 .block_table = data_.put(table),
-                 .max_blocks = s.blocks()},
-        .q = queries_,
-        .kv_pages = keys_,
-        .tail = keys_,
-        .page_scales = scales_,
-        .tail_scales = scales_,
-        .ancestors = trees(s.nodes),
-        .out = out_,
-        .lse = lse_,
-        .n_words = (s.nodes + 63) / 64,
-        .n_heads = s.heads,
-        .n_pages = s.batch * s.blocks(),
-        .scale = 1.0f / 24.0f,
-        .q_dtype = DType::kBF16,
-        .kv_dtype = dtype_,
-        .out_dtype = DType::kBF16,
-        .batch_invariant = variant.batch_invariant};
-    p.workspace = workspace(*cuda_backend(), p);
-    return p;
-  }
-
-  Workspace workspace(const Backend& backend, const VerifyAttentionParams& p) {
-    const size_t bytes = verify_attention_workspace(backend, p);
-    if (workspace_.bytes < bytes) workspace_ = data_.workspace(bytes);
-    return workspace_;
-  }
-  GpuData& data() { return data_; }
-
- private:
-  static constexpr float kScale = 0.01f;
-  static constexpr int32_t kTrees = 8;
-
-  std::vector<uint8_t> rows(DType dtype, size_t count) {
-    std::vector<uint8_t> block(count * kWidth * dtype_bytes(dtype));
-    for (size_t i = 0; i < count * kWidth; ++i) {
-      const float x = data_.normal();
-      const uint16_t wide = f32_to_bf16(x);
-      if (dtype == DType::kBF16)
-        std::copy_n(reinterpret_cast<const uint8_t*>(&wide), 2, &block[2 * i]);
-      else
-        block[i] = f32_to_f8e4m3(x / kScale);
-    }
-    return block;
-  }
-
-  // An odd number of rows again and again, so that two requests differ page by page.
-  uint8_t* repeat(const std::vector<uint8_t>& block, int64_t n_rows, size_t row_bytes) {
-    const size_t bytes = n_rows * row_bytes;
-    auto* to = data_.zeros<uint8_t>(bytes);
-    for (size_t at = 0; at < bytes; at += block.size()) {
-      const size_t count = std::min(block.size(), bytes - at);
-      if (at == 0)
-        backend_.copy_in(to, block.data(), count, {});
-      else
-        backend_.copy(to + at, to, count, {});
-    }
-    return to;
-  }
-
-  // Ancestor words of the largest batch; every eighth request has the same tree.
-  uint64_t* trees(int32_t nodes) {
-    uint64_t*& all = trees_[nodes];
-    if (all) return all;
-    const uint64_t* some = tree_ancestors(backend_, data_, kTrees, nodes - 1);
-    const size_t words = static_cast<size_t>(kTrees) * nodes * ((nodes + 63) / 64);
-    all = data_.zeros<uint64_t>(words * ((batch_ + kTrees - 1) / kTrees));
-    for (int32_t b = 0; b < batch_; b += kTrees)
-      backend_.copy(all + b / kTrees * words, some, words * sizeof(uint64_t), {});
-    return all;
-  }
-
-  const Backend& backend_;
-  GpuData data_;
-  DType dtype_;
-  int64_t n_pages_ = 0, n_queries_ = 0;
-  int32_t batch_ = 0;
-  uint8_t *queries_ = nullptr, *keys_ = nullptr;
-  float* scales_ = nullptr;
-  uint16_t* out_ = nullptr;
-  float* lse_ = nullptr;
-  std::map<int32_t, uint64_t*> trees_;
-  Workspace workspace_;
-};
-
-// The first nodes of the last request in fp32 arithmetic against the same rows of the whole call.
-double relative_error(const Backend& backend, Pool& pool, const VerifyAttentionParams& p,
-                      const Shape& s) {
-  const Backend& exact = *cuda_backend_with_attention("simt");
-  const int32_t nodes = s.n_keys <= 1024 ? s.nodes : std::min(s.nodes, 4), last = s.batch - 1;
-  const size_t count = static_cast<size_t>(nodes) * s.heads * kLatent;
-  const size_t row = static_cast<size_t>(last) * s.nodes;
-  Buffer<char> want(backend, static_cast<size_t>(s.nodes) * s.heads * (kLatent + 1) * 4);
-  VerifyAttentionParams one = p;
-  one.rows.n_requests = 1;
-  one.rows.n_rows = p.rows.n_rows - static_cast<int32_t>(row);
-  one.rows.n_nodes = pool.data().put(std::vector<int32_t>{nodes});
-  one.rows.block_table += static_cast<size_t>(last) * s.blocks();
-  one.q = static_cast<const uint16_t*>(p.q) + row * s.heads * kWidth;
-  one.tail = static_cast<const uint8_t*>(p.tail) + row * kWidth * dtype_bytes(p.kv_dtype);
-  if (one.tail_scales) one.tail_scales += row;
-  one.ancestors += row * p.n_words;
-  one.out = want.data();
-  one.lse =
-      reinterpret_cast<float*>(want.data()) + static_cast<size_t>(s.nodes) * s.heads * kLatent;
-  one.out_dtype = DType::kF32;
-  verify_attention(exact, one);
-  std::vector<float> ref(count);
-  std::vector<uint16_t> got(count);
-  backend.copy_out(ref.data(), want.data(), count * 4, {});
-  backend.copy_out(got.data(), static_cast<const uint16_t*>(p.out) + row * s.heads * kLatent,
-                   count * 2, {});
-  backend.synchronize({});
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const double d = double{bf16_to_f32(got[i])} - ref[i];
-    difference += d * d;
-    norm += double{ref[i]} * ref[i];
-  }
-  return std::sqrt(difference / norm);
+double attention_us(const Backend& backend, const VerifyAttentionParams& p) {
+  return gpu_us(backend, [&](Stream stream) { verify_attention(backend, p, stream); });
 }
 
 // Geometric mean and largest of time over the anchor's.
@@ -221,11 +61,13 @@ struct Ratios {
 };
 
 void bench_variant(const GpuBenchOptions& options, const std::string& file,
-                   const Variant& variant) {
+                   const AttentionVariant& variant) {
   const Backend* backend = cuda_backend_with_attention(variant.implementation);
   if (!backend) return;  // not for this device
   const std::vector<Shape> shapes = read_anchors(kAnchors);
-  Pool pool(*backend, variant.kv_dtype, shapes);
+  std::vector<AttentionBatch> batches;
+  for (const Shape& s : shapes) batches.push_back(s.requests());
+  AttentionPool pool(*backend, variant.kv_dtype, batches);
   CsvFile csv(options, file,
               "batch,heads,q_len,kv_len,us,floor_us,anchor_us,floor_ratio,anchor_ratio");
   Ratios trees, roots;
@@ -233,20 +75,12 @@ void bench_variant(const GpuBenchOptions& options, const std::string& file,
   double largest_error = 0;
   for (const Shape& s : shapes) {
     if (s.n_keys < variant.fewest_keys) continue;
-    const VerifyAttentionParams p = pool.problem(s, variant);
-    verify_attention(*backend, p);
-    const double error = relative_error(*backend, pool, p, s);
-    if (!(error < 5e-3))
-      throw_error(ErrorCode::kNumeric,
-                  "verify_attention is wrong at batch {}, {} heads, {} nodes, {} keys: relative "
-                  "error {:.2e}",
-                  s.batch, s.heads, s.nodes, s.n_keys, error);
-    const double us =
-        gpu_us(*backend, [&](Stream stream) { verify_attention(*backend, p, stream); });
+    const AttentionBatch batch = s.requests();
+    const VerifyAttentionParams p = pool.problem(batch, variant);
+    largest_error = std::max(largest_error, pool.check(p, batch, s.batch - 1));
+    const double us = attention_us(*backend, p), floor_us = batch.floor_us();
     csv.row(fmt::format("{},{},{},{},{:.1f},{:.1f},{:.1f},{:.2f},{:.2f}", s.batch, s.heads, s.nodes,
-                        s.n_keys, us, s.floor_us(), s.anchor_us, us / s.floor_us(),
-                        us / s.anchor_us));
-    largest_error = std::max(largest_error, error);
+                        s.n_keys, us, floor_us, s.anchor_us, us / floor_us, us / s.anchor_us));
     (s.nodes > 1 ? trees : roots).add(us / s.anchor_us);
     if (s.nodes > 1) by_keys[s.n_keys].add(us / s.anchor_us);
   }
@@ -256,10 +90,102 @@ void bench_variant(const GpuBenchOptions& options, const std::string& file,
   fmt::print("  q_len 1 {}\n", roots.text());
 }
 
+// Requests as a server has them at the same time. Lengths that grow are dealt out in an order that
+// puts long ones beside short ones.
+struct Mix {
+  const char* name;
+  std::vector<int32_t> n_keys;
+  std::vector<int32_t> nodes;  // of the requests in turn; empty: as many as others of the bench
+};
+
+std::vector<int32_t> spread(int32_t n, int32_t from, int32_t to) {
+  std::vector<int32_t> lengths(n);
+  for (int32_t i = 0; i < n; ++i)
+    lengths[i * 5 % n] = static_cast<int32_t>(
+        std::lround(from * std::pow(double{1} * to / from, double{1} * i / (n - 1))));
+  return lengths;
+}
+
+std::vector<Mix> mixes() {
+  constexpr int32_t k = 1024;
+  std::vector<int32_t> one_long = spread(32, k, 4 * k), longer8(8, 16 * k), longer32(32, 4 * k);
+  one_long[13] = 128 * k;
+  longer8[3] += kPageTokens;
+  longer32[13] += kPageTokens;
+  return {{"32 of 1k to 128k", spread(32, k, 128 * k), {}},
+          {"4 of 1k to 64k", spread(4, k, 64 * k), {}},
+          {"one of 128k and 31 of 1k to 4k", one_long, {}},
+          {"8 of 16k and one a page longer", longer8, {}},
+          {"32 of 4k and one a page longer", longer32, {}},
+          {"32 of 4k; 1 17 or 65 nodes", std::vector<int32_t>(32, 4 * k), {1, 17, 65}},
+          {"32 of 1k to 128k; 1 17 or 65 nodes", spread(32, k, 128 * k), {1, 17, 65}}};
+}
+
+struct MixedBatch {
+  const char* name;
+  AttentionBatch batch;
+  std::vector<AttentionBatch>
+      uniform;  // the same work in requests of one length; none if nodes mix
+};
+
+std::vector<MixedBatch> mixed_batches() {
+  std::vector<MixedBatch> all;
+  for (const Mix& mix : mixes()) {
+    const auto n = static_cast<int32_t>(mix.n_keys.size());
+    const int64_t sum = std::accumulate(mix.n_keys.begin(), mix.n_keys.end(), int64_t{0});
+    for (const int32_t heads : {8, 64}) {
+      for (const int32_t nodes :
+           mix.nodes.empty() ? std::vector<int32_t>{1, 17, 65} : std::vector<int32_t>{0}) {
+        MixedBatch mixed = {mix.name, AttentionBatch::uniform(n, heads, nodes, 0), {}};
+        mixed.batch.n_keys = mix.n_keys;
+        if (nodes > 0)
+          mixed.uniform = {
+              AttentionBatch::uniform(n, heads, nodes, static_cast<int32_t>(ceil_div(sum, n)))};
+        for (int32_t b = 0; nodes == 0 && b < n; ++b)
+          mixed.batch.nodes[b] = mix.nodes[b % mix.nodes.size()];
+        all.push_back(mixed);
+      }
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 void bench_verify_attention(const Backend&, const GpuBenchOptions& options) {
   bench_variant(options, "verify_attention.csv", {""});
+}
+
+void bench_verify_attention_mixed(const Backend& backend, const GpuBenchOptions& options) {
+  const std::vector<MixedBatch> all = mixed_batches();
+  std::vector<AttentionBatch> batches;
+  for (const MixedBatch& mixed : all) {
+    batches.push_back(mixed.batch);
+    batches.insert(batches.end(), mixed.uniform.begin(), mixed.uniform.end());
+  }
+  AttentionPool pool(backend, DType::kBF16, batches);
+  CsvFile csv(options, "verify_attention_mixed.csv",
+              "requests,heads,q_len,us,floor_us,floor_ratio,uniform_us,uniform_ratio");
+  Ratios floors, uniforms;
+  for (const MixedBatch& mixed : all) {
+    const auto measured = [&](const AttentionBatch& batch) {
+      const VerifyAttentionParams p = pool.problem(batch, {""});
+      pool.check(p, batch, 0);
+      return attention_us(backend, p);
+    };
+    const double us = measured(mixed.batch), floor_us = mixed.batch.floor_us();
+    std::string line = fmt::format("{},{},{},{:.1f},{:.1f},{:.2f}", mixed.name, mixed.batch.heads,
+                                   mixed.batch.most_nodes(), us, floor_us, us / floor_us);
+    floors.add(us / floor_us);
+    for (const AttentionBatch& uniform : mixed.uniform) {
+      const double uniform_us = measured(uniform);
+      line += fmt::format(",{:.1f},{:.2f}", uniform_us, us / uniform_us);
+      uniforms.add(us / uniform_us);
+    }
+    csv.row(line + (mixed.uniform.empty() ? ",," : ""));
+  }
+  fmt::print("mixed lengths: time over the floor {}; over requests of one length {}\n",
+             floors.text(), uniforms.text());
 }
 
 void bench_verify_attention_mma(const Backend&, const GpuBenchOptions& options) {
