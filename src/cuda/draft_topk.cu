@@ -37,6 +37,7 @@ size_t n_parts_in(const DraftTopkParams& p) {
 template <typename T>
 void launch_for(const TopkTask& task, Stream stream) {
   const DraftTopkParams& p = task.p;
+  require_at_most("draft_topk", "batch * depth", int64_t{p.batch} * p.depth, kMostGridYZ);
   const int n_rows = p.batch * p.depth;
   if (n_rows > 0)
     launch(part_kernel<T>,

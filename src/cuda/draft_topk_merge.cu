@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(kThreads) draft_topk_merge_kernel(const DraftT
 
 void draft_topk_merge(const DraftTopkMergeParams& p, Stream stream) {
   if (p.batch == 0) return;
+  require_at_most("draft_topk_merge", "batch", p.batch, kMostGridYZ);
   launch(draft_topk_merge_kernel,
          {.grid = dim3(p.depth > 0 ? p.depth : 1, p.batch), .block = dim3(kThreads)}, stream, p);
 }

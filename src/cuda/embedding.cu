@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(const EmbeddingPara
 
 void embedding(const EmbeddingParams& p, Stream stream) {
   if (p.n_rows == 0) return;
+  require_at_most("embedding", "hidden", p.hidden, kMostGridYZ * kStripe);
   const LaunchShape shape = {.grid = dim3(p.n_rows, ceil_div(p.hidden, kStripe)),
                              .block = dim3(kThreads)};
   switch (p.dtype) {

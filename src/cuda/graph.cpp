@@ -29,20 +29,19 @@ class Graph {
     // Relaxed: a kernel's first launch may load its module, which other modes refuse.
     KDT_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
     call({stream});
-    KDT_CUDA_CHECK(cudaStreamEndCapture(stream, &graph_));
-    KDT_CUDA_CHECK(cudaGraphInstantiate(&executable_, graph_, 0));
+    cudaGraph_t graph = nullptr;
+    KDT_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    const cudaError_t error = cudaGraphInstantiate(&executable_, graph, 0);
+    cudaGraphDestroy(graph);
+    KDT_CUDA_CHECK(error);
   }
-  ~Graph() {
-    if (executable_) cudaGraphExecDestroy(executable_);
-    if (graph_) cudaGraphDestroy(graph_);
-  }
+  ~Graph() { cudaGraphExecDestroy(executable_); }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
   void launch(cudaStream_t stream) const { KDT_CUDA_CHECK(cudaGraphLaunch(executable_, stream)); }
 
  private:
-  cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t executable_ = nullptr;
 };
 

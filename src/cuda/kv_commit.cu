@@ -240,6 +240,8 @@ int width_of(const CommitTask& task) {
 }  // namespace
 
 void kv_commit(const KvCommitParams& p, Stream stream) {
+  require_at_most("kv_commit", "max_accepted", p.max_accepted, kMostGridYZ * kRows);
+  require_at_most("kv_commit", "n_requests", p.rows.n_requests, kMostGridYZ);
   CommitTask task = make_task(p);
   const int width = width_of(task);
   for (Source* source : {&task.kv, &task.features})
@@ -248,7 +250,8 @@ void kv_commit(const KvCommitParams& p, Stream stream) {
       task.kv.n_planes * task.kv.n_stripes + task.features.n_planes * task.features.n_stripes;
   if (units == 0 || p.rows.n_requests == 0 || p.max_accepted == 0) return;
   const int chunks = ceil_div(p.max_accepted, kRows);
-  const int runs = std::clamp(kUsualCtas / (chunks * p.rows.n_requests), 1, units);
+  const auto runs = static_cast<int>(
+      std::clamp<int64_t>(kUsualCtas / (int64_t{chunks} * p.rows.n_requests), 1, units));
   task.units_per_cta = ceil_div(units, runs);
   const LaunchShape shape = {
       .grid = dim3(ceil_div(units, task.units_per_cta), chunks, p.rows.n_requests),

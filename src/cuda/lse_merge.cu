@@ -61,6 +61,7 @@ bool quads(const LseMergeParams& p) {
 
 void lse_merge(const LseMergeParams& p, Stream stream) {
   if (p.n_rows == 0) return;
+  require_at_most("lse_merge", "n_rows", p.n_rows, kMostGridX * kWarps);
   const LaunchShape shape = {.grid = dim3(static_cast<unsigned>(ceil_div(p.n_rows, kWarps))),
                              .block = dim3(32 * kWarps)};
   if (quads(p))

@@ -14,6 +14,12 @@ void throw_cuda_error(cudaError_t error, const char* call, const char* file, int
               file, line, call, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
+void require_at_most(const char* op, const char* field, int64_t found, int64_t most) {
+  if (found > most)
+    throw_error(ErrorCode::kUnsupported, "{}: {} is {}, expected at most {} on a GPU", op, field,
+                found, most);
+}
+
 void* allocate_unwritten(size_t bytes) {
   if (bytes == 0) return nullptr;
   void* data = nullptr;
@@ -30,7 +36,9 @@ void* allocate_unwritten(size_t bytes) {
 
 void* allocate(size_t bytes) {
   void* data = allocate_unwritten(bytes);
-  if (data) KDT_CUDA_CHECK(cudaMemset(data, 0, bytes));
+  if (!data) return nullptr;
+  KDT_CUDA_CHECK(cudaMemset(data, 0, bytes));
+  KDT_CUDA_CHECK(cudaStreamSynchronize(nullptr));  // streams that do not wait for the null stream
   return data;
 }
 

@@ -156,6 +156,7 @@ void tree_accept(const TreeAcceptParams& p, Stream stream) {
   if (p.logits) {
     const int cluster = p.vocab <= device::kSmallVocab ? 1 : device::kMaxCluster;
     const int n_staged = std::min(device::pieces_of(p.vocab, cluster), kMaxStaged);
+    require_at_most("tree_accept", "n_rows", p.n_rows, kMostGridX / cluster);
     launch(draw_kernel,
            {.grid = dim3(p.n_rows * cluster),
             .block = dim3(kRowThreads),
