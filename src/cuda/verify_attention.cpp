@@ -2,6 +2,9 @@
 #include "cuda/verify_attention.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
+#include <mutex>
 
 #include "base/error.h"
 #include "cuda/launch.h"
@@ -11,7 +14,9 @@ namespace kdt::cuda {
 namespace {
 
 Machine small_machine() {
-  return {this_machine().n_ctas, std::min(this_machine().shared_bytes, kSmallSharedBytes)};
+  Machine machine = this_machine();
+  machine.shared_bytes = std::min(machine.shared_bytes, kSmallSharedBytes);
+  return machine;
 }
 
 bool has_work(const VerifyAttentionParams& p) {
@@ -50,9 +55,30 @@ void mma_small(const VerifyAttentionParams& p, Stream stream) {
 }  // namespace
 
 Machine this_machine() {
-  static const Machine machine = {device_attribute(cudaDevAttrMultiProcessorCount),
-                                  device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
-  return machine;
+  return {device_attribute(cudaDevAttrMultiProcessorCount),
+          device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+          device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+              device_attribute(cudaDevAttrComputeCapabilityMinor) == 0};
+}
+
+int counter_bank(const Workspace& workspace) {
+  struct Bank {
+    const char* end;  // of the workspace
+    int number;
+  };
+  static std::mutex mutex;
+  static std::map<const char*, Bank> banks;  // by a workspace's first byte
+  static int n_banks = 0;
+  const auto* begin = static_cast<const char*>(workspace.data);
+  const char* end = begin + workspace.bytes;
+  const std::lock_guard lock(mutex);
+  auto at = banks.upper_bound(begin);
+  if (at != banks.begin() && std::prev(at)->second.end > begin) --at;
+  const bool overlaps = at != banks.end() && at->first < end;
+  const int number = overlaps ? at->second.number : n_banks++ % kCounterBanks;
+  while (at != banks.end() && at->first < end) at = banks.erase(at);
+  banks[begin] = {end, number};
+  return number;
 }
 
 size_t verify_attention_workspace(const VerifyAttentionParams& largest) {

@@ -15,11 +15,12 @@ namespace kdt::cuda {
 struct Machine {
   int n_ctas;        // multiprocessors; a kernel's CTAs each have one to themselves
   int shared_bytes;  // shared memory of a CTA
+  bool hopper;       // sm_90
 };
 // A CTA's shared memory on sm_120; the mma implementation fits into it.
 inline constexpr int kSmallSharedBytes = 101'376;
 
-Machine this_machine();
+Machine this_machine();  // the current device
 
 // Whether rows lie where the tensor-core implementations copy 16 bytes at a time.
 inline bool rows_aligned(const VerifyAttentionParams& p) {
@@ -37,6 +38,11 @@ void mma_attention(const VerifyAttentionParams& p, const Machine& machine, Strea
 bool sm90_supports(const VerifyAttentionParams& p, const Machine& machine);
 size_t sm90_workspace(const Machine& machine);
 void sm90_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);
+// sm90's counters lie outside the workspace, which may hold anything between two calls. Calls that
+// may run at the same time have disjoint workspaces, each with a bank of counters of its own, as
+// many as a GPU has memory for; workspaces that overlap share one. Thread-safe.
+inline constexpr int kCounterBanks = 8192;
+int counter_bank(const Workspace& workspace);
 
 bool simt_supports(const VerifyAttentionParams& p, const Machine& machine);
 void simt_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);

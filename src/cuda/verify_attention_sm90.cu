@@ -2,9 +2,6 @@
 // for prefix, tail, mask, split and combine.
 #include <cudaTypedefs.h>
 
-#include <mutex>
-#include <unordered_map>
-
 #include "cuda/launch.h"
 #include "cuda/verify_attention.h"
 #include "cuda/verify_attention_sm90_combine.cuh"
@@ -68,24 +65,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// Counters of the parts of items, zero between launches. Launches that may run at the same time
-// have different workspaces, so each workspace gets counters of its own, the first kCounterBanks
-// of a process at least.
-constexpr int kCounterBanks = 64;
+// Counters of the parts of items, zero between launches: a bank for each workspace.
 __device__ uint32_t part_counters[kCounterBanks][2 * kMaxBlocks];
 
-uint32_t* counters_of(const void* workspace) {
-  static std::mutex mutex;
-  static std::unordered_map<const void*, int> banks;
-  static uint32_t* base = nullptr;
-  const std::lock_guard lock(mutex);
-  if (base == nullptr) {
-    void* address = nullptr;
-    KDT_CUDA_CHECK(cudaGetSymbolAddress(&address, part_counters));
-    base = static_cast<uint32_t*>(address);
-  }
-  const int bank = banks.try_emplace(workspace, static_cast<int>(banks.size())).first->second;
-  return base + (bank % kCounterBanks) * 2 * kMaxBlocks;
+uint32_t* counters_of(const Workspace& workspace) {
+  void* counters = nullptr;  // of the current device
+  KDT_CUDA_CHECK(cudaGetSymbolAddress(&counters, part_counters));
+  return static_cast<uint32_t*>(counters) + size_t{2} * kMaxBlocks * counter_bank(workspace);
 }
 
 int n_blocks(const Machine& machine) {
@@ -137,7 +123,7 @@ Args make_args(const VerifyAttentionParams& p, int blocks) {
   args.partial_out = static_cast<uint16_t*>(p.workspace.data);
   args.partial_stats =
       reinterpret_cast<float4*>(args.partial_out + size_t{kPartialElements} * slots);
-  args.counters = counters_of(p.workspace.data);
+  args.counters = counters_of(p.workspace);
   args.max_blocks = p.rows.max_blocks;
   args.n_words = p.n_words;
   args.out_type = p.out_dtype == DType::kF32    ? OutType::kF32
@@ -147,28 +133,24 @@ Args make_args(const VerifyAttentionParams& p, int blocks) {
   return args;
 }
 
-bool on_hopper() {
-  static const bool hopper = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
-                             device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
-  return hopper;
-}
-
 }  // namespace sm90
 
 bool sm90_supports(const VerifyAttentionParams& p, const Machine& machine) {
   const bool half = p.q_dtype == DType::kBF16 || p.q_dtype == DType::kF16;
-  // The schedule counts the batch's key blocks in 32 bits.
+  // The schedule divides numbers below 2^21, or has quotients below it.
   const double items =
       static_cast<double>(p.rows.n_rows) * p.n_heads / sm90::kRows + p.rows.n_requests;
   const double key_blocks = p.rows.max_blocks + p.rows.n_rows / 64.0 + 16.0;
-  return sm90::on_hopper() && machine.shared_bytes >= static_cast<int>(sizeof(sm90::Shared)) &&
-         half && p.q_dtype == p.kv_dtype && !p.batch_invariant && p.latent_dim == sm90::kLatent &&
-         p.latent_dim + p.rope_dim == sm90::kWidth && p.scale > 0.0f && items * key_blocks < 5e8 &&
+  const bool countable =
+      items < 1e6 && key_blocks < 1e6 && items * key_blocks < 1e6 * sm90::n_blocks(machine);
+  return machine.hopper && machine.shared_bytes >= static_cast<int>(sizeof(sm90::Shared)) && half &&
+         p.q_dtype == p.kv_dtype && !p.batch_invariant && p.latent_dim == sm90::kLatent &&
+         p.latent_dim + p.rope_dim == sm90::kWidth && p.scale > 0.0f && countable &&
          rows_aligned(p);
 }
 
 size_t sm90_workspace(const Machine& machine) {
-  if (!sm90::on_hopper()) return 0;
+  if (!machine.hopper) return 0;
   const size_t slots = sm90::Schedule::slots(sm90::n_blocks(machine));
   return slots * (sm90::kPartialElements * sizeof(uint16_t) + sm90::kRows * sizeof(float4));
 }

@@ -1,12 +1,18 @@
-// Which calls the tensor-core implementations of verify_attention take; no GPU is needed.
+// Which calls the CUDA backend takes, and with which implementation of verify_attention; no GPU is
+// needed.
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
+
+#include "base/error.h"
+#include "cuda/ops.h"
 #include "cuda/verify_attention.h"
 
 namespace kdt::cuda {
 namespace {
 
-constexpr Machine kMachine = {.n_ctas = 132, .shared_bytes = 232'448};
+constexpr Machine kMachine = {.n_ctas = 132, .shared_bytes = 232'448, .hopper = true};
 
 // Two requests of MLA; addresses that nobody reads.
 VerifyAttentionParams good() {
@@ -47,6 +53,64 @@ TEST(AttentionChoice, TypesAndShapesOfMlaOnly) {
   EXPECT_FALSE(mma_takes([](auto& p) { p.rope_dim = 128; }));
   EXPECT_TRUE(mma_takes([](auto& p) { p.rows.n_requests = 512; }));
   EXPECT_FALSE(mma_takes([](auto& p) { p.rows.n_requests = 513; }));
+}
+
+TEST(AttentionChoice, Sm90OnHopperWhereTheScheduleCounts) {
+  const auto sm90_takes = [](const auto& change, Machine machine = kMachine) {
+    VerifyAttentionParams p = good();
+    change(p);
+    return sm90_supports(p, machine);
+  };
+  EXPECT_TRUE(sm90_takes([](auto&) {}));
+  EXPECT_FALSE(sm90_takes([](auto&) {}, {132, 232'448, false}));
+  EXPECT_EQ(sm90_workspace({132, 232'448, false}), 0u);
+  EXPECT_GT(sm90_workspace(kMachine), 0u);
+  EXPECT_FALSE(sm90_takes([](auto& p) { p.kv_dtype = DType::kF8E4M3; }));
+  EXPECT_FALSE(sm90_takes([](auto& p) { p.batch_invariant = true; }));
+  EXPECT_FALSE(sm90_takes([](auto& p) { p.rows.max_blocks = 1 << 27; }));
+}
+
+TEST(AttentionChoice, WorkspacesThatOverlapShareCountersAndNoOthersDo) {
+  constexpr size_t kBytes = size_t{32} << 20;
+  const auto bank = [](size_t at, size_t bytes) {
+    return counter_bank({reinterpret_cast<void*>((uintptr_t{1} << 40) + at), bytes});
+  };
+  std::set<int> banks;
+  for (size_t i = 0; i < kCounterBanks; ++i) banks.insert(bank(2 * i * kBytes, kBytes));
+  EXPECT_EQ(banks.size(), size_t{kCounterBanks});
+  EXPECT_GE(*banks.begin(), 0);
+  EXPECT_LT(*banks.rbegin(), kCounterBanks);
+  for (const size_t i : {0, 1, 65, 1000}) {
+    const int own = bank(2 * i * kBytes, kBytes);
+    EXPECT_EQ(bank(2 * i * kBytes, kBytes), own);
+    EXPECT_EQ(bank(2 * i * kBytes + 256, kBytes), own);
+    EXPECT_EQ(bank(2 * i * kBytes - 256, 2 * kBytes), own);
+  }
+}
+
+TEST(GridLimits, AreSaidInTheOpsWords) {
+  const auto words = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  DraftTopkParams topk;
+  topk.batch = 4096;
+  topk.depth = 16;
+  topk.vocab = topk.k = 64;
+  EXPECT_EQ(words([&] { draft_topk(topk, {}); }),
+            "draft_topk: batch * depth is 65536, expected at most 65535 on a GPU");
+  DraftTopkMergeParams merge;
+  merge.batch = 65536;
+  EXPECT_EQ(words([&] { draft_topk_merge(merge, {}); }),
+            "draft_topk_merge: batch is 65536, expected at most 65535 on a GPU");
+  KvCommitParams commit;
+  commit.rows.n_requests = 65536;
+  EXPECT_EQ(words([&] { kv_commit(commit, {}); }),
+            "kv_commit: n_requests is 65536, expected at most 65535 on a GPU");
 }
 
 }  // namespace
