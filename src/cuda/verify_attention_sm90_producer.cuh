@@ -9,48 +9,52 @@ namespace kdt::cuda::sm90 {
 
 // Totals of the batch; all lanes call it.
 __device__ __forceinline__ BatchTotals batch_totals(const BatchLengths& lengths) {
-  const int lane = threadIdx.x % 32;
   BatchTotals t;
-  bool uniform = true;
-  int n0 = 0;
+#pragma unroll 1
+  for (int b = threadIdx.x % 32; b < lengths.n_requests; b += 32)
+    t.add(lengths.items(b), lengths.key_blocks(b));
+  t.items = __reduce_add_sync(kAllLanes, t.items);
+  t.most_items = __reduce_max_sync(kAllLanes, t.most_items);
+  t.least_items = __reduce_min_sync(kAllLanes, t.least_items);
+  t.most_blocks = __reduce_max_sync(kAllLanes, t.most_blocks);
+  t.least_blocks = __reduce_min_sync(kAllLanes, t.least_blocks);
+  return t;
+}
+
+// The line by request of gangs of this lane's size.
+__device__ __forceinline__ int line_by_request(const BatchLengths& lengths, int size) {
+  const int lane = threadIdx.x % 32;
+  int line = 0;
+#pragma unroll 1
   for (int base = 0; base < lengths.n_requests; base += 32) {
     const int b = base + lane;
-    const bool exists = b < lengths.n_requests;
-    const int nodes = exists ? lengths.n_nodes[b] : 0, prefix = exists ? lengths.prefix_len[b] : 0;
-    const int items = lengths.items_of(nodes);
-    const int n = items > 0 ? lengths.key_blocks_of(nodes, prefix) : 0;
-    if (base == 0) {
-      t.first_items = __shfl_sync(kAllLanes, items, 0);
-      n0 = __shfl_sync(kAllLanes, n, 0);
+    const int items = b < lengths.n_requests ? lengths.items(b) : 0;
+    const int blocks = b < lengths.n_requests ? lengths.key_blocks(b) : 0;
+#pragma unroll 2
+    for (int i = kFirstSmall; i < kCandidates; ++i) {
+      const int tried = max(__shfl_sync(kAllLanes, size, i), 1);
+      const int all = __reduce_add_sync(kAllLanes, Schedule::line_of(items, blocks, tried));
+      if (lane == i) line += all;
     }
-    t.items += items;
-    t.key_blocks += items * n;
-    t.max_blocks = max(t.max_blocks, n);
-    if (exists && (items != t.first_items || n != n0)) uniform = false;
   }
-  t.items = __reduce_add_sync(kAllLanes, t.items);
-  t.key_blocks = __reduce_add_sync(kAllLanes, t.key_blocks);
-  t.max_blocks = __reduce_max_sync(kAllLanes, t.max_blocks);
-  t.uniform = __all_sync(kAllLanes, uniform);
-  return t;
+  return line;
 }
 
 __device__ __forceinline__ Schedule make_schedule(const Args& args, const BatchTotals& totals) {
   Schedule schedule(args.lengths, totals, gridDim.x);
-  if (!schedule.try_rests()) return schedule;
-  const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int first = 0; first < kCandidates; first += 32) {  // every lane tries another quota
-    const int full = schedule.candidate(first + lane);
-    int n_full = 0;
-    const uint32_t fitting = __ballot_sync(kAllLanes, schedule.fits(full, &n_full));
-    if (fitting != 0) {
-      const int best = __ffs(static_cast<int>(fitting)) - 1;
-      schedule.choose(__shfl_sync(kAllLanes, full, best), __shfl_sync(kAllLanes, n_full, best));
-      return schedule;
-    }
+  const int lane = threadIdx.x % 32, size = schedule.candidate(lane);  // every lane tries another
+  Gangs gangs = schedule.gangs(size);
+  if (!totals.uniform()) {
+    const int line = line_by_request(args.lengths, size);
+    if (lane >= kFirstSmall && lane < kCandidates) Schedule::try_by_request(line, gangs);
   }
-  schedule.choose_largest();
+  Schedule::add_memory_cost(__shfl_sync(kAllLanes, gangs.n, kFirstOfItems), gangs);
+  const int least = __reduce_min_sync(kAllLanes, gangs.cost);
+  const int best = __ffs(__ballot_sync(kAllLanes, gangs.cost == least)) - 1;
+  for (int* field : {&gangs.size, &gangs.n, &gangs.overhead, &gangs.quota, &gangs.last_blocks,
+                     &gangs.by_request})
+    *field = __shfl_sync(kAllLanes, *field, best);
+  schedule.choose(gangs);
   return schedule;
 }
 

@@ -13,18 +13,16 @@
 
 namespace kdt::cuda::sm90 {
 namespace {
-// Units in the last place that the next divisions are wrong by: -2 .. 2, in turn if not fixed.
-constexpr int kInTurn = 3;
-int division_error = kInTurn;
+// Units in the last place that the next reciprocals are wrong by: -1 .. 1, in turn if not fixed.
+constexpr int kInTurn = 2;
+int reciprocal_error = kInTurn;
 
-float __fdividef(float a, float b) {
+float reciprocal(float x) {
   static int turn = 0;
-  if (division_error == kInTurn) turn = (turn + 1) % 5;
-  const int error = division_error == kInTurn ? turn - 2 : division_error;
+  if (reciprocal_error == kInTurn) turn = (turn + 1) % 3;
+  const int error = reciprocal_error == kInTurn ? turn - 1 : reciprocal_error;
   const float infinity = std::numeric_limits<float>::infinity();
-  float q = a / b;
-  for (int i = 0; i < std::abs(error); ++i) q = std::nextafter(q, error < 0 ? -infinity : infinity);
-  return q;
+  return error == 0 ? 1 / x : std::nextafter(1 / x, error < 0 ? -infinity : infinity);
 }
 }  // namespace
 }  // namespace kdt::cuda::sm90
@@ -40,35 +38,24 @@ float __fdividef(float a, float b) {
 namespace kdt::cuda::sm90 {
 namespace {
 
-// As the kernel sums them up, on one thread.
-BatchTotals totals_of(const BatchLengths& lengths) {
-  BatchTotals t;
-  int items0 = 0, blocks0 = 0;
-  for (int b = 0; b < lengths.n_requests; ++b) {
-    const int items = lengths.items(b), blocks = items > 0 ? lengths.key_blocks(b) : 0;
-    if (b == 0) {
-      t.first_items = items0 = items;
-      blocks0 = blocks;
-    }
-    t.items += items;
-    t.key_blocks += items * blocks;
-    t.max_blocks = std::max(t.max_blocks, blocks);
-    t.uniform = t.uniform && items == items0 && blocks == blocks0;
-  }
-  return t;
-}
-
+// As the kernel chooses, on one thread.
 Schedule chosen(const BatchLengths& lengths, int n_blocks) {
-  Schedule schedule(lengths, totals_of(lengths), n_blocks);
-  if (!schedule.try_rests()) return schedule;
+  BatchTotals totals;
+  for (int b = 0; b < lengths.n_requests; ++b) totals.add(lengths.items(b), lengths.key_blocks(b));
+  Schedule schedule(lengths, totals, n_blocks);
+  const int n_largest = schedule.gangs(schedule.candidate(kFirstOfItems)).n;
+  Gangs best;
   for (int i = 0; i < kCandidates; ++i) {
-    int n_full = 0;
-    const int full = schedule.candidate(i);
-    if (!schedule.fits(full, &n_full)) continue;
-    schedule.choose(full, n_full);
-    return schedule;
+    const int size = schedule.candidate(i);
+    Gangs gangs = schedule.gangs(size);
+    int line = 0;
+    for (int b = 0; b < lengths.n_requests && size > 0; ++b)
+      line += Schedule::line_of(lengths.items(b), lengths.key_blocks(b), size);
+    if (!totals.uniform() && i >= kFirstSmall) Schedule::try_by_request(line, gangs);
+    Schedule::add_memory_cost(n_largest, gangs);
+    if (gangs.cost < best.cost) best = gangs;
   }
-  schedule.choose_largest();
+  schedule.choose(best);
   return schedule;
 }
 
@@ -151,21 +138,28 @@ TEST(AttentionSchedule, CoversEveryKeyBlockOfLargeBatches) {
   }
 }
 
-// Quotients below 2^22, as they are where the schedule divides, are right with any error.
+// Numbers below 2^21, and quotients below it, as they are where the schedule divides, are right
+// with any error.
 TEST(AttentionSchedule, DividesExactly) {
+  constexpr int64_t kMost = (int64_t{1} << 21) - 1;
   test::Random random(1);
-  for (division_error = -2; division_error <= 2; ++division_error) {
+  for (reciprocal_error = -1; reciprocal_error <= 1; ++reciprocal_error) {
     for (int i = 0; i < 100000; ++i) {
       const int64_t b = random.integer(1, int64_t{1} << random.integer(0, 28));
-      const int64_t most = std::min<int64_t>((int64_t{1} << 22) - 2, ((int64_t{1} << 30) / b));
+      const int64_t most = std::min(kMost, (int64_t{1} << 30) / b);
       const int64_t q = random.integer(0, 3) ? random.integer(0, most) : most;
-      const int64_t rest[] = {0, b - 1, random.integer(0, b - 1)};
-      for (const int64_t r : rest)
-        ASSERT_EQ(quotient(static_cast<int>(q * b + r), static_cast<int>(b)), q)
-            << q * b + r << " / " << b << ", error " << division_error;
+      for (const int64_t rest : {int64_t{0}, b - 1, random.integer(0, b - 1)}) {
+        const int64_t a = q * b + rest;
+        ASSERT_EQ(long_quotient(static_cast<int>(a), static_cast<int>(b)), q)
+            << a << " / " << b << ", error " << reciprocal_error;
+        if (a <= kMost) {
+          ASSERT_EQ(quotient(static_cast<int>(a), static_cast<int>(b)), q)
+              << a << " / " << b << ", error " << reciprocal_error;
+        }
+      }
     }
   }
-  division_error = kInTurn;
+  reciprocal_error = kInTurn;
 }
 
 // One request of few items: no thread block does two segments while others have none.
@@ -184,33 +178,72 @@ TEST(AttentionSchedule, GivesEveryRestABlockOfItsOwn) {
   }
 }
 
-// Requests of very different lengths, as servers have them: what the busiest thread block does over
-// the mean, in key blocks, with a few for every segment.
+struct Load {
+  int most = 0;     // of a thread block, in key blocks, with a few for every segment
+  int64_t all = 0;  // of all of them
+};
+
+Load load_of(const BatchLengths& lengths, int n_blocks) {
+  constexpr int kStart = 4;
+  const Schedule schedule = chosen(lengths, n_blocks);
+  Load load;
+  for (int block = 0; block < n_blocks; ++block) {
+    Schedule::Cursor cursor;
+    int own = 0;
+    for (Segment s; schedule.next(block, cursor, s);) own += s.n_blocks + kStart;
+    load.most = std::max(load.most, own);
+    load.all += own;
+  }
+  return load;
+}
+
+// Requests of very different lengths, as servers have them.
 TEST(AttentionSchedule, BalancesMixedLengths) {
-  constexpr int kBlocks = 132, kStart = 4;
+  constexpr int kBlocks = 132;
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     test::Random random(seed);
     const auto n_requests = static_cast<int>(random.integer(8, 64));
+    const bool same_nodes = random.integer(0, 1);
     std::vector<int32_t> n_nodes(n_requests), prefix(n_requests);
     for (int b = 0; b < n_requests; ++b) {
       n_nodes[b] = static_cast<int32_t>(random.integer(9, 65));
+      if (same_nodes) n_nodes[b] = n_nodes[0];
       prefix[b] = static_cast<int32_t>(1024 * std::exp2(7 * random.uniform()));
     }
     const int heads[] = {16, 64, 128};
-    const BatchLengths lengths = {n_nodes.data(), prefix.data(), n_requests,
-                                  heads[random.integer(0, 2)]};
-    const Schedule schedule = chosen(lengths, kBlocks);
-    int most = 0;
-    int64_t all = 0;
-    for (int block = 0; block < kBlocks; ++block) {
-      Schedule::Cursor cursor;
-      int own = 0;
-      for (Segment s; schedule.next(block, cursor, s);) own += s.n_blocks + kStart;
-      most = std::max(most, own);
-      all += own;
+    const Load load =
+        load_of({n_nodes.data(), prefix.data(), n_requests, heads[random.integer(0, 2)]}, kBlocks);
+    EXPECT_LE(load.most, 1.2 * static_cast<double>(load.all) / kBlocks + kTwoParts);
+  }
+}
+
+// One request a page longer than the others costs no more than if all were; idle ones cost
+// nothing.
+TEST(AttentionSchedule, TakesAlmostEqualLengthsForEqual) {
+  constexpr int kBlocks = 132;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    test::Random random(seed);
+    const auto n_requests = static_cast<int>(random.integer(2, 64));
+    const auto nodes = static_cast<int32_t>(random.integer(1, 65));
+    const auto length =
+        static_cast<int32_t>(random.integer(64, random.integer(0, 1) ? 4096 : 65536));
+    const int n_heads = int{1} << random.integer(3, 6);
+    std::vector<int32_t> n_nodes(n_requests, nodes), prefix(n_requests, length + kKeys);
+    const Load all_longer = load_of({n_nodes.data(), prefix.data(), n_requests, n_heads}, kBlocks);
+    std::fill(prefix.begin(), prefix.end(), length);
+    prefix[random.integer(0, n_requests - 1)] += kKeys;
+    const int most = load_of({n_nodes.data(), prefix.data(), n_requests, n_heads}, kBlocks).most;
+    EXPECT_LE(most, all_longer.most + kTwoParts);
+    for (int idle = 0; idle < 3; ++idle) {
+      const auto at = random.integer(0, static_cast<int64_t>(n_nodes.size()));
+      n_nodes.insert(n_nodes.begin() + at, 0);
+      prefix.insert(prefix.begin() + at, length);
     }
-    EXPECT_LE(most, 1.1 * static_cast<double>(all) / kBlocks + kRestOverhead);
+    const int with_idle =
+        load_of({n_nodes.data(), prefix.data(), n_requests + 3, n_heads}, kBlocks).most;
+    EXPECT_LE(with_idle, most + kTwoParts);
   }
 }
 
