@@ -90,19 +90,33 @@ void bench_variant(const GpuBenchOptions& options, const std::string& file,
   fmt::print("  q_len 1 {}\n", roots.text());
 }
 
-// Requests as a server has them at the same time. Lengths that grow are dealt out in an order that
-// puts long ones beside short ones.
+// Requests as a server has them at the same time.
 struct Mix {
   const char* name;
   std::vector<int32_t> n_keys;
-  std::vector<int32_t> nodes;  // of the requests in turn; empty: as many as others of the bench
+  std::vector<std::vector<int32_t>> nodes = {{1}, {17}, {65}};  // in turn, of a batch each
+
+  AttentionBatch requests(int32_t heads, const std::vector<int32_t>& counts) const {
+    AttentionBatch batch = {heads, {}, n_keys};
+    for (size_t b = 0; b < n_keys.size(); ++b) batch.nodes.push_back(counts[b % counts.size()]);
+    return batch;
+  }
+  // The same work in requests of one length.
+  AttentionBatch uniform(int32_t heads, int32_t count) const {
+    const auto n = static_cast<int32_t>(n_keys.size());
+    const int64_t keys = std::accumulate(n_keys.begin(), n_keys.end(), int64_t{0});
+    return AttentionBatch::uniform(n, heads, count, static_cast<int32_t>(ceil_div(keys, n)));
+  }
 };
 
+// Lengths whose logarithms are as far apart, long ones beside short ones.
 std::vector<int32_t> spread(int32_t n, int32_t from, int32_t to) {
   std::vector<int32_t> lengths(n);
-  for (int32_t i = 0; i < n; ++i)
-    lengths[i * 5 % n] = static_cast<int32_t>(
-        std::lround(from * std::pow(double{1} * to / from, double{1} * i / (n - 1))));
+  for (int32_t i = 0; i < n; ++i) {
+    const double x = double{1} * i / (n - 1);
+    lengths[i * 5 % n] =
+        static_cast<int32_t>(std::lround(from * std::pow(double{1} * to / from, x)));
+  }
   return lengths;
 }
 
@@ -112,42 +126,21 @@ std::vector<Mix> mixes() {
   one_long[13] = 128 * k;
   longer8[3] += kPageTokens;
   longer32[13] += kPageTokens;
-  return {{"32 of 1k to 128k", spread(32, k, 128 * k), {}},
-          {"4 of 1k to 64k", spread(4, k, 64 * k), {}},
-          {"one of 128k and 31 of 1k to 4k", one_long, {}},
-          {"8 of 16k and one a page longer", longer8, {}},
-          {"32 of 4k and one a page longer", longer32, {}},
-          {"32 of 4k; 1 17 or 65 nodes", std::vector<int32_t>(32, 4 * k), {1, 17, 65}},
-          {"32 of 1k to 128k; 1 17 or 65 nodes", spread(32, k, 128 * k), {1, 17, 65}}};
+  return {{"32 of 1k to 128k", spread(32, k, 128 * k)},
+          {"4 of 1k to 64k", spread(4, k, 64 * k)},
+          {"one of 128k and 31 of 1k to 4k", one_long},
+          {"8 of 16k and one a page longer", longer8},
+          {"32 of 4k and one a page longer", longer32},
+          {"32 of 4k", std::vector<int32_t>(32, 4 * k), {{1, 17, 65}}},
+          {"32 of 1k to 128k", spread(32, k, 128 * k), {{1, 17, 65}}}};
 }
 
-struct MixedBatch {
-  const char* name;
-  AttentionBatch batch;
-  std::vector<AttentionBatch>
-      uniform;  // the same work in requests of one length; none if nodes mix
-};
-
-std::vector<MixedBatch> mixed_batches() {
-  std::vector<MixedBatch> all;
-  for (const Mix& mix : mixes()) {
-    const auto n = static_cast<int32_t>(mix.n_keys.size());
-    const int64_t sum = std::accumulate(mix.n_keys.begin(), mix.n_keys.end(), int64_t{0});
-    for (const int32_t heads : {8, 64}) {
-      for (const int32_t nodes :
-           mix.nodes.empty() ? std::vector<int32_t>{1, 17, 65} : std::vector<int32_t>{0}) {
-        MixedBatch mixed = {mix.name, AttentionBatch::uniform(n, heads, nodes, 0), {}};
-        mixed.batch.n_keys = mix.n_keys;
-        if (nodes > 0)
-          mixed.uniform = {
-              AttentionBatch::uniform(n, heads, nodes, static_cast<int32_t>(ceil_div(sum, n)))};
-        for (int32_t b = 0; nodes == 0 && b < n; ++b)
-          mixed.batch.nodes[b] = mix.nodes[b % mix.nodes.size()];
-        all.push_back(mixed);
-      }
-    }
-  }
-  return all;
+// fn(mix, heads, nodes in turn) for every batch of the bench.
+template <typename Fn>
+void for_mixes(const Fn& fn) {
+  for (const Mix& mix : mixes())
+    for (const int32_t heads : {8, 64})
+      for (const std::vector<int32_t>& counts : mix.nodes) fn(mix, heads, counts);
 }
 
 }  // namespace
@@ -157,33 +150,35 @@ void bench_verify_attention(const Backend&, const GpuBenchOptions& options) {
 }
 
 void bench_verify_attention_mixed(const Backend& backend, const GpuBenchOptions& options) {
-  const std::vector<MixedBatch> all = mixed_batches();
   std::vector<AttentionBatch> batches;
-  for (const MixedBatch& mixed : all) {
-    batches.push_back(mixed.batch);
-    batches.insert(batches.end(), mixed.uniform.begin(), mixed.uniform.end());
-  }
+  for_mixes([&](const Mix& mix, int32_t heads, const std::vector<int32_t>& counts) {
+    batches.push_back(mix.requests(heads, counts));
+    batches.push_back(mix.uniform(heads, counts.back()));
+  });
   AttentionPool pool(backend, DType::kBF16, batches);
+  const auto measured = [&](const AttentionBatch& batch) {
+    const VerifyAttentionParams p = pool.problem(batch, {""});
+    pool.check(p, batch, 0);
+    return attention_us(backend, p);
+  };
   CsvFile csv(options, "verify_attention_mixed.csv",
-              "requests,heads,q_len,us,floor_us,floor_ratio,uniform_us,uniform_ratio");
+              "keys,heads,q_len,us,floor_us,floor_ratio,uniform_us,uniform_ratio");
   Ratios floors, uniforms;
-  for (const MixedBatch& mixed : all) {
-    const auto measured = [&](const AttentionBatch& batch) {
-      const VerifyAttentionParams p = pool.problem(batch, {""});
-      pool.check(p, batch, 0);
-      return attention_us(backend, p);
-    };
-    const double us = measured(mixed.batch), floor_us = mixed.batch.floor_us();
-    std::string line = fmt::format("{},{},{},{:.1f},{:.1f},{:.2f}", mixed.name, mixed.batch.heads,
-                                   mixed.batch.most_nodes(), us, floor_us, us / floor_us);
+  for_mixes([&](const Mix& mix, int32_t heads, const std::vector<int32_t>& counts) {
+    const AttentionBatch batch = mix.requests(heads, counts);
+    const double us = measured(batch), floor_us = batch.floor_us();
+    std::string line = fmt::format("{},{},{},{:.1f},{:.1f},{:.2f}", mix.name, heads,
+                                   fmt::join(counts, " "), us, floor_us, us / floor_us);
     floors.add(us / floor_us);
-    for (const AttentionBatch& uniform : mixed.uniform) {
-      const double uniform_us = measured(uniform);
+    if (counts.size() == 1) {
+      const double uniform_us = measured(mix.uniform(heads, counts[0]));
       line += fmt::format(",{:.1f},{:.2f}", uniform_us, us / uniform_us);
       uniforms.add(us / uniform_us);
+    } else {
+      line += ",,";  // no requests of one length are the same work
     }
-    csv.row(line + (mixed.uniform.empty() ? ",," : ""));
-  }
+    csv.row(line);
+  });
   fmt::print("mixed lengths: time over the floor {}; over requests of one length {}\n",
              floors.text(), uniforms.text());
 }
