@@ -14,8 +14,8 @@ struct Share {
   int row0, n_rows;  // of all quarters that they touch
 
   __device__ __forceinline__ explicit Share(const Segment& s)
-      : first(kSlices * s.part / s.n_parts),
-        last(kSlices * (s.part + 1) / s.n_parts),
+      : first(kSlices * s.part / s.n_sharers),
+        last(kSlices * (s.part + 1) / s.n_sharers),
         row0(first / 32 * 16),
         n_rows((last - 1) / 32 * 16 + 16 - row0) {}
 };
@@ -122,7 +122,7 @@ class PartWeights {
   CombineScratch& scratch_;
 };
 
-// Waits until all parts are stored, and resets the counters once all parts have seen that.
+// Waits until all parts are stored, and resets the counters once all sharers have seen that.
 __device__ __forceinline__ void wait_for_parts(const Args& args, const Segment& s) {
   if (threadIdx.x == 0) {
     uint32_t* stored = args.counters + 2 * s.owner;
@@ -131,7 +131,7 @@ __device__ __forceinline__ void wait_for_parts(const Args& args, const Segment& 
     do {
       asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(stored) : "memory");
     } while (n != n_parts);
-    if (atomicAdd(stored + 1, 1u) == n_parts - 1) {
+    if (atomicAdd(stored + 1, 1u) == static_cast<uint32_t>(s.n_sharers) - 1) {
       stored[0] = 0;
       stored[1] = 0;
     }

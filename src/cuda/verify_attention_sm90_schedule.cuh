@@ -35,11 +35,12 @@ inline constexpr int kFirstSmall = 11, kFirstOfItems = 22, kCandidates = 27;
 
 struct Segment {
   int32_t request, item;      // item of the request
-  int first_block, n_blocks;  // key blocks
+  int first_block, n_blocks;  // key blocks; none where the thread block only helps to combine
   // Parts of the item; this is number `part`. Each team has one in each of `gangs` gangs, the last
   // team perhaps in fewer. The first is thread block `owner`'s, as are the item's counters; a
   // team's are `size` thread blocks apart, and `members` from those of the next one.
   int32_t part, n_parts, owner, gangs, size, members;
+  int32_t n_sharers;  // that combine the parts, numbered as the parts and on from there
 
   // Where part i is: a thread block has a slot for an item that it begins and one for an item that
   // it goes on with.
@@ -151,7 +152,9 @@ class Schedule {
         const int blocks = take_item(c.run, c.unit * g.size + index, s);
         const int from = max(start, begin);
         const int to = min(start + min(share, blocks - team * share), end);
-        if (from >= to) continue;
+        const int teams =
+            in_teams && g.n == 1 ? quotient(g.size, left) : 0;  // that share a combine
+        if (from >= to && team >= teams) continue;
         const int first = gang_of(start, g.quota);
         const auto gangs_of = [&](int n) { return gang_of(start + n - 1, g.quota) - first + 1; };
         s.gangs = gangs_of(min(share, blocks));
@@ -160,8 +163,9 @@ class Schedule {
           const int full_teams = quotient_up(blocks, share) - 1;
           s.n_parts = full_teams * s.gangs + gangs_of(blocks - full_teams * share);
         }
+        s.n_sharers = max(teams, s.n_parts);
         s.first_block = team * share + from - start;
-        s.n_blocks = to - from;
+        s.n_blocks = max(to - from, 0);
         s.part = team * s.gangs + gang - first;
         s.owner = first * g.size + index;
         s.size = g.size;
