@@ -48,7 +48,7 @@ __device__ __forceinline__ Schedule make_schedule(const Args& args, const BatchT
     const int line = line_by_request(args.lengths, size);
     if (lane >= kFirstSmall && lane < kCandidates) Schedule::try_by_request(line, gangs);
   }
-  Schedule::add_memory_cost(__shfl_sync(kAllLanes, gangs.n, kFirstOfItems), gangs);
+  Schedule::add_reads(__shfl_sync(kAllLanes, gangs.n, kFirstOfItems), gangs);
   const int least = __reduce_min_sync(kAllLanes, gangs.cost);
   const int best = __ffs(__ballot_sync(kAllLanes, gangs.cost == least)) - 1;
   for (int* field : {&gangs.size, &gangs.n, &gangs.overhead, &gangs.quota, &gangs.last_blocks,

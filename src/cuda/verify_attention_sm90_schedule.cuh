@@ -28,8 +28,8 @@ namespace kdt::cuda::sm90 {
 // Costs in key blocks: of a unit, where it is not the only one, and of what a thread block does for
 // one item that it did a part of, or for two.
 inline constexpr int kUnitOverhead = 4, kOnePart = 4, kTwoParts = 10;
-// Key blocks take longer the more gangs read different keys: by 1 of so many for each.
-inline constexpr int kGangPenalty = 256;
+// Key blocks take longer the more different ones are read at a time: by 1 of so many for each.
+inline constexpr int kReadPenalty = 448;
 // Sizes of gangs that are tried, by request only small ones and those made of a request's items.
 inline constexpr int kFirstSmall = 11, kFirstOfItems = 22, kCandidates = 27;
 
@@ -90,7 +90,10 @@ class Schedule {
     g.last_blocks = left > 0 ? quotient_up(totals_.most_blocks, teams) : 0;
     const int line = full * totals_.most_blocks + g.last_blocks + units * g.overhead;
     g.quota = long_quotient(line + g.n - 1, g.n);
-    g.cost = g.quota + (g.n > 1 && units > 1 ? kTwoParts : g.n > 1 || teams > 1 ? kOnePart : 0);
+    if (g.n > 1 && units > 1)
+      g.cost = g.quota + kTwoParts + (teams > 1);  // of gangs and of teams are many parts
+    else
+      g.cost = g.quota + (g.n > 1 || teams > 1 ? kOnePart : 0);
     return g;
   }
 
@@ -108,10 +111,11 @@ class Schedule {
     g = {g.size, g.n, kUnitOverhead, quota, 0, true, quota + kTwoParts};
   }
 
-  // Adds what memory costs. Gangs larger than requests read as many different keys as those of
-  // `n_largest` gangs do, of the size of the largest request.
-  static __host__ __device__ void add_memory_cost(int n_largest, Gangs& g) {
-    g.cost += g.cost * max(g.n, n_largest) / kGangPenalty;
+  // Adds what reading keys costs. A gang reads a key block at a time, or one for each request in a
+  // unit: all of them as many as `n_requests`, the gangs that would be of the largest request's
+  // size.
+  static __host__ __device__ void add_reads(int n_requests, Gangs& g) {
+    g.cost += g.cost * max(g.n, n_requests) / kReadPenalty;
   }
 
   __host__ __device__ void choose(const Gangs& gangs) { gangs_ = gangs; }

@@ -43,7 +43,7 @@ Schedule chosen(const BatchLengths& lengths, int n_blocks) {
   BatchTotals totals;
   for (int b = 0; b < lengths.n_requests; ++b) totals.add(lengths.items(b), lengths.key_blocks(b));
   Schedule schedule(lengths, totals, n_blocks);
-  const int n_largest = schedule.gangs(schedule.candidate(kFirstOfItems)).n;
+  const int n_requests = schedule.gangs(schedule.candidate(kFirstOfItems)).n;
   Gangs best;
   for (int i = 0; i < kCandidates; ++i) {
     const int size = schedule.candidate(i);
@@ -52,7 +52,7 @@ Schedule chosen(const BatchLengths& lengths, int n_blocks) {
     for (int b = 0; b < lengths.n_requests && size > 0; ++b)
       line += Schedule::line_of(lengths.items(b), lengths.key_blocks(b), size);
     if (!totals.uniform() && i >= kFirstSmall) Schedule::try_by_request(line, gangs);
-    Schedule::add_memory_cost(n_largest, gangs);
+    Schedule::add_reads(n_requests, gangs);
     if (gangs.cost < best.cost) best = gangs;
   }
   schedule.choose(best);
@@ -90,7 +90,9 @@ void expect_complete(const BatchLengths& lengths, int n_blocks) {
         ASSERT_EQ(item[part].part, static_cast<int>(part));
         ASSERT_EQ(item[part].n_parts, item[0].n_parts);
         ASSERT_EQ(item[part].n_sharers, static_cast<int>(item.size()));
-        if (item[part].n_blocks > 0) ASSERT_EQ(item[part].first_block, at);
+        if (item[part].n_blocks > 0) {
+          ASSERT_EQ(item[part].first_block, at);
+        }
         ASSERT_EQ(item[0].slot(item[part].part), item[part].slot(item[part].part));
         at += item[part].n_blocks;
       }
