@@ -102,18 +102,23 @@ CommitResult reference(const CommitProblem& c) {
   return r;
 }
 
-CommitProblem random_problem(Random& random) {
+// Of a random problem, at most.
+struct Extent {
+  int layers = 4, width = 40, batch = 4, hidden = 5;
+};
+
+CommitProblem random_problem(Random& random, const Extent& most = {}) {
   CommitProblem c;
   const DType types[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
   c.dtype = types[random.integer(0, 2)];
-  c.n_layers = static_cast<int>(random.integer(0, 4));
-  c.width = static_cast<int>(random.integer(1, 40));
+  c.n_layers = static_cast<int>(random.integer(0, most.layers));
+  c.width = static_cast<int>(random.integer(1, most.width));
   c.max_accepted = static_cast<int>(random.integer(1, 70));
   c.max_blocks = 4;
-  const int batch = static_cast<int>(random.integer(0, 4));
+  const int batch = static_cast<int>(random.integer(0, most.batch));
   const bool in_order = random.integer(0, 1);
   c.n_features = static_cast<int>(random.integer(0, 3));
-  c.hidden = 5;
+  c.hidden = static_cast<int>(random.integer(1, most.hidden));
   for (int b = 0; b < batch; ++b) {
     const int n = static_cast<int>(random.integer(1, largest(80, 65))),
               n_accepted = static_cast<int>(random.integer(0, std::min(n, c.max_accepted)));
@@ -156,6 +161,20 @@ TEST_P(KvCommit, RandomBatchesEqualTheDefinition) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     const CommitProblem c = random_problem(random);
+    const CommitResult got = run(backend(), c), want = reference(c);
+    ASSERT_TRUE(got.pages == want.pages);
+    ASSERT_TRUE(got.features == want.features);
+    ASSERT_TRUE(got.page_scales == want.page_scales);
+  }
+}
+
+// Where the GPU gives a thread block several stripes of rows.
+TEST_P(KvCommit, LargeBatchesOfWideRowsEqualTheDefinition) {
+  for (uint64_t seed = 0; seed < seeds(8); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    const CommitProblem c =
+        random_problem(random, {.layers = 6, .width = 300, .batch = 24, .hidden = 1000});
     const CommitResult got = run(backend(), c), want = reference(c);
     ASSERT_TRUE(got.pages == want.pages);
     ASSERT_TRUE(got.features == want.features);
