@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/device/dependency.cuh"
+#include "cuda/device/prefetch.cuh"
 #include "cuda/device/shared_address.cuh"
 #include "cuda/draw_row.cuh"
 #include "cuda/launch.h"
@@ -13,7 +14,6 @@ namespace {
 
 constexpr int kWalkThreads = 128;
 constexpr int kStagedNodes = 1025;  // the largest tree
-constexpr int kStepsAtOnce = 8;     // of the walk, before it looks whether it is over
 constexpr int kMaxStaged = 4;       // pieces of a thread: two CTAs fit, and one of any device
 static_assert(kMaxStaged <= kEarlyPieces);
 
@@ -63,31 +63,36 @@ __device__ Links links_of(const TreeAcceptParams& p, const int32_t* targets, int
 // Up to kStagedNodes nodes in shared memory. Past the last is one without a target, its own child.
 struct StagedTree {
   int32_t tokens[kStagedNodes], siblings[kStagedNodes], targets[kStagedNodes];
-  uint32_t next[kStagedNodes + 1];  // the accepted child's entry here, as a shared address
+  int32_t children[kStagedNodes];
+  uint2 next[kStagedNodes + 1];  // of the accepted child, and of its: entries here, as addresses
 };
 
-// The first `limit` nodes of the path from the root, by one warp: a chain of loads, one a node.
-// Writes them; returns how many there are, and the last one.
+// The first `limit` nodes of the path from the root, by one warp: a chain of loads, one for two
+// nodes, in few instructions, which are cold. Writes them; returns how many there are, and the
+// last.
 __device__ int2 walk(const StagedTree& tree, int n_nodes, int limit, int32_t* accepted) {
   const int lane = threadIdx.x % 32;
   const uint32_t base = device::shared_address(tree.next);
-  const uint32_t end = base + n_nodes * sizeof(uint32_t);
+  const uint32_t end = base + n_nodes * sizeof(uint2);
   uint32_t at = base, last = base;
   int n = 0;
   while (n < limit && at != end) {
     uint32_t mine = end;
-#pragma unroll
-    for (int i = 0; i < kStepsAtOnce; ++i) {
+#pragma unroll 1
+    for (int i = 0; i < 32 && at != end; i += 2) {
+      uint32_t child, grandchild;
+      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(child), "=r"(grandchild) : "r"(at));
       if (lane == i) mine = at;
-      asm volatile("ld.shared.u32 %0, [%0];" : "+r"(at));
+      if (lane == i + 1) mine = child;
+      at = grandchild;
     }
     const bool valid = mine != end && n + lane < limit;
-    if (valid) accepted[n + lane] = static_cast<int32_t>((mine - base) / sizeof(uint32_t));
+    if (valid) accepted[n + lane] = static_cast<int32_t>((mine - base) / sizeof(uint2));
     const int count = __popc(__ballot_sync(device::kAllLanes, valid));
     last = __shfl_sync(device::kAllLanes, mine, count - 1);
     n += count;
   }
-  return {n, static_cast<int>((last - base) / sizeof(uint32_t))};
+  return {n, static_cast<int>((last - base) / sizeof(uint2))};
 }
 
 // Trees that do not fit: no contract of tree_build's makes one.
@@ -104,36 +109,49 @@ __device__ int2 walk_in_memory(const TreeAcceptParams& p, const int32_t* targets
 }
 
 __global__ void __launch_bounds__(kWalkThreads)
-    walk_kernel(const TreeAcceptParams p, const int32_t* targets) {
+    walk_kernel(const TreeAcceptParams p, const int32_t* targets, int rows_per_request) {
   device::wait_for_previous();
   device::let_next_start();
   __shared__ StagedTree tree;
   const int request = blockIdx.x, thread = threadIdx.x;
+  int32_t* accepted = p.accepted + int64_t{request} * p.max_accepted;
   const int n_nodes = p.n_nodes[request], row = p.row_offset[request];
-  // Requests are mostly of one size: this request's nodes, where they would be then, are loaded
-  // while the row offset is on its way.
-  const int64_t guess = int64_t{request} * (p.n_rows / p.batch);
-  Links links = links_of(p, targets, min(guess + thread, int64_t{p.n_rows} - 1));
-  const bool staged = n_nodes <= kStagedNodes;
-  const int n_staged = staged ? n_nodes : 0;
-  for (int i = thread; i < n_staged; i += kWalkThreads) {
-    if (row != guess || i != thread) links = links_of(p, targets, int64_t{row} + i);
+  const auto stage = [&](int i, const Links& links) {
     tree.tokens[i] = links.token;
     tree.siblings[i] = links.sibling;
     tree.targets[i] = links.target;
-    tree.next[i] = links.child;
-  }
+    tree.children[i] = links.child;
+  };
+  // Requests are mostly of one size: this request's nodes, where they would be then, are on their
+  // way before it is known how many there are and where. Staged in any case: loads of which only
+  // some are wanted would be put off until then.
+  const int guess = request * rows_per_request;
+  const Links guessed = links_of(p, targets, min(int64_t{guess} + thread, int64_t{p.n_rows} - 1));
+  // Sectors of the L2 cache that are written in part, and were not there, are read from memory.
+  if (thread == 0) device::prefetch_l2(accepted);
+  if (thread == 1) device::prefetch_l2(p.n_accepted + request);
+  if (thread == 2) device::prefetch_l2(p.bonus + request);
+  stage(thread, guessed);
+  const bool staged = n_nodes <= kStagedNodes;
+  const int n_staged = staged ? n_nodes : 0;
+#pragma unroll 1
+  for (int i = row == guess ? thread + kWalkThreads : thread; i < n_staged; i += kWalkThreads)
+    stage(i, links_of(p, targets, int64_t{row} + i));
   __syncthreads();
   const uint32_t base = device::shared_address(tree.next);
+#pragma unroll 1
   for (int i = thread; i <= n_staged && staged; i += kWalkThreads) {
     const int target = i < n_staged ? tree.targets[i] : -1;
-    int child = target < 0 ? -1 : static_cast<int>(tree.next[i]);
+    int child = target < 0 ? -1 : tree.children[i];
     while (child >= 0 && tree.tokens[child] != target) child = tree.siblings[child];
-    tree.next[i] = base + (child < 0 ? n_staged : child) * sizeof(uint32_t);
+    tree.next[i].x = base + (child < 0 ? n_staged : child) * sizeof(uint2);
   }
   __syncthreads();
+#pragma unroll 1
+  for (int i = thread; i <= n_staged && staged; i += kWalkThreads)
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(tree.next[i].y) : "r"(tree.next[i].x));
+  __syncthreads();
   if (thread >= 32 || n_nodes == 0) return;
-  int32_t* accepted = p.accepted + int64_t{request} * p.max_accepted;
   const int2 path = staged ? walk(tree, n_nodes, p.max_accepted, accepted)
                            : walk_in_memory(p, targets, row, accepted);
   const int target = staged ? tree.targets[path.y] : targets[int64_t{row} + path.y];
@@ -164,7 +182,8 @@ void tree_accept(const TreeAcceptParams& p, Stream stream) {
             .cluster = cluster},
            stream, p, targets, cluster, n_staged);
   }
-  launch(walk_kernel, {.grid = dim3(p.batch), .block = dim3(kWalkThreads)}, stream, p, targets);
+  launch(walk_kernel, {.grid = dim3(p.batch), .block = dim3(kWalkThreads)}, stream, p, targets,
+         p.n_rows / p.batch);
 }
 
 }  // namespace kdt::cuda
