@@ -12,7 +12,8 @@ namespace kdt::cuda {
 namespace {
 
 constexpr int kUsualParts = 8;
-constexpr int kMinKeys = kCounted, kMaxKeys = 8192;  // that the second kernel holds
+constexpr int kFewBest = 256;                   // what the second kernel orders with few warps
+constexpr int kMinKeys = 512, kMaxKeys = 8192;  // that the second kernel holds
 
 int parts_of(const DraftTopkParams& p) {
   if (p.vocab <= device::kSmallVocab) return 1;
@@ -45,13 +46,15 @@ void launch_for(const TopkTask& task, Stream stream) {
             .block = dim3(kPartThreads),
             .shared_bytes = task.list_size * (sizeof(device::Piece<T>) + sizeof(int))},
            stream, task);
+  const int n_list_warps = p.k <= kFewBest ? kListWarps : kManyListWarps;
+  const int list_warps = std::max(1, n_list_warps / task.n_parts);
   int capacity = kMinKeys;
   while (capacity < std::min(task.n_parts * task.list_size, kMaxKeys)) capacity *= 2;
   launch(order_kernel<T>,
          {.grid = dim3(n_rows > 0 ? n_rows : p.batch),
-          .block = dim3(kOrderThreads),
+          .block = dim3(32 * (n_list_warps + 1)),
           .shared_bytes = RowOrder<T>::shared_bytes(task.n_parts, capacity)},
-         stream, task, capacity);
+         stream, task, capacity, list_warps);
 }
 
 }  // namespace

@@ -6,10 +6,9 @@
 
 namespace kdt::cuda {
 
-constexpr int kListWarps = 8;  // the last warp works on log_z
-constexpr int kOrderThreads = 32 * (kListWarps + 1);
-constexpr int kEarlyKeys = kFirstKeys / 32;  // of a lane
-constexpr int kCounted = 512;                // keys ordered by counting; more are sorted
+constexpr int kListWarps = 8, kManyListWarps = 31;  // one more works on log_z
+constexpr int kSliceKeys = kFirstKeys / 32;         // of a lane
+constexpr int kCounted = 128;                       // keys ordered by counting; more are sorted
 
 struct OrderShared {
   uint64_t kth;       // the k-th best key, kNoLogit where there are fewer
@@ -23,7 +22,9 @@ template <typename T>
 class RowOrder {
  public:
   // Shared memory: keys[capacity], a power of two; parts[n_parts]; kth[n_parts, kPartWarps].
-  __device__ RowOrder(const TopkTask& task, OrderShared& shared, char* bytes, int capacity)
+  // list_warps: that share a part's list.
+  __device__ RowOrder(const TopkTask& task, OrderShared& shared, char* bytes, int capacity,
+                      int list_warps)
       : task_(task),
         p_(task.p),
         s_(shared),
@@ -31,7 +32,10 @@ class RowOrder {
         parts_(reinterpret_cast<Part*>(keys_ + capacity)),
         kth_(reinterpret_cast<uint32_t*>(parts_ + task.n_parts)),
         capacity_(capacity),
-        n_warps_(task.n_parts * kPartWarps),
+        n_kth_(task.n_parts * kPartWarps),
+        n_threads_(static_cast<int>(blockDim.x)),
+        n_list_warps_(n_threads_ / 32 - 1),
+        list_warps_(list_warps),
         thread_(static_cast<int>(threadIdx.x)),
         warp_(thread_ / 32),
         lane_(thread_ % 32) {}
@@ -42,20 +46,23 @@ class RowOrder {
 
   __device__ void run() {
     // All that is usually wanted, in one trip to memory; most lists are no longer.
-    uint64_t early[kEarlyKeys];
+    uint64_t early[kSliceKeys];
     const bool bad = load(early);
     if (p_.depth == 0) return;
-    if (warp_ == kListWarps)
+    if (warp_ == n_list_warps_)
       find_totals();
     else
       collect(find_threshold(), early);
     __syncthreads();
-    if (!bad && s_.n_keys <= capacity_) write_best(s_.n_keys);
-    if (!bad && (s_.n_keys > capacity_ || s_.complete < s_.kth)) {
-      read_again(s_.n_keys <= capacity_ ? s_.kth : device::kNoLogit);
-      write_best(s_.n_keys);
+    bool done = bad;
+#pragma unroll 1
+    while (!done) {
+      done = s_.n_keys <= capacity_;
+      if (done) write_best(s_.n_keys);
+      done = done && s_.complete >= s_.kth;
+      if (!done) read_again(s_.n_keys <= capacity_ ? s_.kth : device::kNoLogit);
     }
-    for (int i = (bad ? 0 : s_.n_keys) + thread_; i < p_.k; i += kOrderThreads) {
+    for (int i = (bad ? 0 : s_.n_keys) + thread_; i < p_.k; i += n_threads_) {
       p_.logp[row_ * p_.k + i] = -INFINITY;
       p_.ids[row_ * p_.k + i] = -1;
     }
@@ -64,20 +71,23 @@ class RowOrder {
 
  private:
   // Sets the status; whether the request has a bad row. A barrier.
-  __device__ bool load(uint64_t (&early)[kEarlyKeys]) {
+  __device__ bool load(uint64_t (&early)[kSliceKeys]) {
     const int depth = max(p_.depth, 1), n_parts = p_.depth * task_.n_parts;
     const int64_t request = row_ / depth, first_part = row_ * task_.n_parts;
     int bad = 0;
-    for (int i = thread_; i < n_parts; i += kOrderThreads)
+#pragma unroll 1
+    for (int i = thread_; i < n_parts; i += n_threads_)
       bad |= task_.parts[request * n_parts + i].count == kBad;
     if (p_.depth > 0) {
-      for (int i = thread_; i < task_.n_parts; i += kOrderThreads)
+#pragma unroll 1
+      for (int i = thread_; i < task_.n_parts; i += n_threads_)
         parts_[i] = task_.parts[first_part + i];
-      for (int i = thread_; i < n_warps_; i += kOrderThreads)
+#pragma unroll 1
+      for (int i = thread_; i < n_kth_; i += n_threads_)
         kth_[i] = task_.kth[first_part * kPartWarps + i];
 #pragma unroll
-      for (int i = 0; i < kEarlyKeys; ++i)
-        early[i] = warp_ < min(kListWarps, task_.n_parts)
+      for (int i = 0; i < kSliceKeys; ++i)
+        early[i] = warp_ < min(n_list_warps_, task_.n_parts)
                        ? task_.lists[(first_part + warp_) * task_.list_size + i * 32 + lane_]
                        : device::kNoLogit;
     }
@@ -92,6 +102,7 @@ class RowOrder {
   __device__ void find_totals() {
     float peak = -INFINITY;
     uint64_t complete = device::kNoLogit;
+#pragma unroll 1
     for (int i = lane_; i < task_.n_parts; i += 32) {
       peak = fmaxf(peak, parts_[i].peak);
       complete = min(complete, parts_[i].last);
@@ -101,9 +112,9 @@ class RowOrder {
       complete = min(complete, __shfl_xor_sync(kAllLanes, complete, step));
     }
     double sum = 0.0;
-    if (peak > -INFINITY)
-      for (int i = lane_; i < task_.n_parts; i += 32)
-        sum += parts_[i].sum * exp(double{parts_[i].peak} - peak);
+#pragma unroll 1
+    for (int i = lane_; i < task_.n_parts && peak > -INFINITY; i += 32)
+      sum += parts_[i].sum * exp(double{parts_[i].peak} - peak);
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
     if (lane_ != 0) return;
     s_.complete = complete;
@@ -114,18 +125,18 @@ class RowOrder {
   // values hide it.
   __device__ uint32_t find_threshold() const {
     uint32_t found = 0;
-    for (int index = lane_; index - lane_ < n_warps_; index += 32) {
-      const uint32_t mine = index < n_warps_ ? kth_[index] : 0;
-      int above = 0;
+    for (int index = lane_; index - lane_ < n_kth_; index += 32) {
+      const uint32_t mine = index < n_kth_ ? kth_[index] : 0;
+      int4 above = {};  // four sums: each is a chain
 #pragma unroll 4
-      for (int i = 0; i < n_warps_; i += 4) {
+      for (int i = 0; i < n_kth_; i += 4) {
         const uint4 others = *reinterpret_cast<const uint4*>(&kth_[i]);
-        above += others.x > mine;
-        above += others.y > mine;
-        above += others.z > mine;
-        above += others.w > mine;
+        above.x += others.x > mine;
+        above.y += others.y > mine;
+        above.z += others.z > mine;
+        above.w += others.w > mine;
       }
-      if (above == task_.row_quota.j - 1) found = mine;
+      if (above.x + above.y + above.z + above.w == task_.row_quota.j - 1) found = mine;
     }
     return __reduce_max_sync(kAllLanes, found) & ~(kKthTags - 1u);
   }
@@ -140,22 +151,29 @@ class RowOrder {
   }
 
   // By the warps that deal with lists.
-  __device__ void collect(uint32_t threshold, const uint64_t (&early)[kEarlyKeys]) {
+  __device__ void collect(uint32_t threshold, const uint64_t (&early)[kSliceKeys]) {
     const auto wanted = [&](uint64_t key) {
       return key != device::kNoLogit && ~static_cast<uint32_t>(key >> 32) >= threshold;
     };
-    for (int part = warp_; part < task_.n_parts; part += kListWarps) {
+    int part = warp_, member = 0;
+#pragma unroll 1
+    for (; part >= task_.n_parts; part -= task_.n_parts) ++member;
+    if (member >= list_warps_) return;
+#pragma unroll 1
+    for (; part < task_.n_parts; part += n_list_warps_) {
       const uint64_t* list = task_.lists + (row_ * task_.n_parts + part) * task_.list_size;
       const int count = parts_[part].count;
-      int first = 0;
-      if (part == warp_) {
+#pragma unroll 1
+      for (int first = member * kFirstKeys; first < count; first += list_warps_ * kFirstKeys) {
+        const bool is_early = part == warp_ && first == 0;
+        uint64_t keys[kSliceKeys];
 #pragma unroll
-        for (int i = 0; i < kEarlyKeys; ++i) keep(early[i], wanted(early[i]));
-        first = kFirstKeys;
-      }
-      for (; first < count; first += 32) {
-        const uint64_t key = first + lane_ < count ? list[first + lane_] : device::kNoLogit;
-        keep(key, wanted(key));
+        for (int j = 0; j < kSliceKeys; ++j) {
+          const int i = first + 32 * j + lane_;
+          keys[j] = is_early ? early[j] : i < count ? list[i] : device::kNoLogit;
+        }
+#pragma unroll
+        for (const uint64_t key : keys) keep(key, wanted(key));
       }
     }
   }
@@ -170,21 +188,22 @@ class RowOrder {
   // Writes the best k of keys_[0 .. n). Ends with a barrier.
   __device__ void write_best(int n) {
     if (n <= kCounted) {  // two lanes count for one key
-      for (int first = 0; first < n; first += kOrderThreads / 2) {
+      for (int first = 0; first < n; first += n_threads_ / 2) {
         const int own = first + thread_ / 2;
         const uint64_t key = own < n ? keys_[own] : device::kNoLogit;
-        int place = 0;
-#pragma unroll 8
-        for (int i = thread_ % 2; i < n; i += 2) place += keys_[i] < key;
+        int place = 0, more = 0;
+#pragma unroll 4
+        for (int i = thread_ % 2; i < n; i += 4) {
+          place += keys_[i] < key;
+          more += i + 2 < n && keys_[i + 2] < key;
+        }
+        place += more;
         place += __shfl_xor_sync(kAllLanes, place, 1);
         if (own < n && thread_ % 2 == 0 && place < p_.k) write(place, key);
       }
     } else {
-      int size = kCounted;
-      while (size < n) size *= 2;
-      for (int i = n + thread_; i < size; i += kOrderThreads) keys_[i] = device::kNoLogit;
-      device::bitonic_sort(keys_, size);
-      for (int i = thread_; i < min(n, p_.k); i += kOrderThreads) write(i, keys_[i]);
+      device::sort(keys_, n);
+      for (int i = thread_; i < min(n, p_.k); i += n_threads_) write(i, keys_[i]);
     }
     __syncthreads();
   }
@@ -195,7 +214,7 @@ class RowOrder {
     const T* row = static_cast<const T*>(p_.logits) + row_ * p_.row_stride;
     const bool aligned = reinterpret_cast<uintptr_t>(row) % 16 == 0;
 #pragma unroll 1
-    for (int first = warp_ * 32 * kPiece; first < p_.vocab; first += kOrderThreads * kPiece) {
+    for (int first = warp_ * 32 * kPiece; first < p_.vocab; first += n_threads_ * kPiece) {
       const int own = first + lane_ * kPiece;
       const Piece<T> piece = device::load_piece(row, p_.vocab, own, aligned);
 #pragma unroll
@@ -232,6 +251,7 @@ class RowOrder {
   __device__ void gather(uint64_t last) {
     __syncthreads();
     if (thread_ == 0) s_.n_keys = 0;
+    if (thread_ == 0) s_.complete = device::kNoLogit;
     __syncthreads();
     for_each_key([&](uint64_t key, bool there) { keep(key, there && key <= last); });
     __syncthreads();
@@ -243,20 +263,20 @@ class RowOrder {
   uint64_t* const keys_;
   Part* const parts_;
   uint32_t* const kth_;
-  const int capacity_, n_warps_, thread_, warp_, lane_;
+  const int capacity_, n_kth_, n_threads_, n_list_warps_, list_warps_, thread_, warp_, lane_;
   const int64_t row_ = blockIdx.x;
 };
 
 // The rows of one request lie together; blockIdx.x is the row, or the request without depths. A
 // NaN in one row clears all rows of its request.
 template <typename T>
-__global__ void __launch_bounds__(kOrderThreads)
-    order_kernel(const __grid_constant__ TopkTask task, int capacity) {
+__global__ void __launch_bounds__(32 * (kManyListWarps + 1))
+    order_kernel(const __grid_constant__ TopkTask task, int capacity, int list_warps) {
   device::wait_for_previous();
   device::let_next_start();
   extern __shared__ __align__(16) char bytes[];
   __shared__ OrderShared shared;
-  RowOrder<T>(task, shared, bytes, capacity).run();
+  RowOrder<T>(task, shared, bytes, capacity, list_warps).run();
 }
 
 }  // namespace kdt::cuda

@@ -167,8 +167,7 @@ class DrawRow {
 
   // First CTA: sets s_.last if the list, which holds the best n logits, decides it.
   __device__ void search_list(bool limited, int n, double total) {
-    for (int i = n + threadIdx.x; i < kDrawList; i += kRowThreads) list_[i] = device::kNoLogit;
-    device::bitonic_sort(list_, kDrawList);
+    device::sort(list_, n);
     const int n_top = limited ? min(n, sampling_.top_k) : n;
     if (sampling_.top_p == 1.0f) {
       if (threadIdx.x == 0) s_.last = list_[n_top - 1];
@@ -264,8 +263,7 @@ class DrawRow {
       const int n = list_range(low, 1u << shift, buffer);
       if (n > kDrawList) continue;
       if (row_.is_first_cta()) {
-        for (int i = n + threadIdx.x; i < kDrawList; i += kRowThreads) list_[i] = device::kNoLogit;
-        device::bitonic_sort(list_, kDrawList);
+        device::sort(list_, n);
         if (threadIdx.x == 0) s_.last = list_[n - 1];  // unless rounding hides the crossing
         double sums[kListKeys];
         running_sums(n, sums);
