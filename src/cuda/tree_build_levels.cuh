@@ -55,7 +55,7 @@ class LevelSearch {
     find_bound();
     int begin = 1, end = 1 + list_first_level();
     for (int row = 1; row < r_.limit && begin < end; ++row) {
-      if (row == 1 || end - begin > kFew) lower_bound();
+      if (end > r_.budget && (row == 1 || end - begin > kFew)) lower_bound();
       expand(row, begin, end);
       __syncthreads();
       begin = end;
@@ -170,8 +170,7 @@ class LevelSearch {
     for (int first = begin + warp_ * kParents; first < end; first += Shape::kWarps * kParents) {
       const int parent = first + group;
       const uint64_t cost = parent < end ? costs_[parent] : kNever;
-      if (!__any_sync(kAllLanes, cost <= bound_)) continue;
-      const int classes = cost <= bound_ ? links_[parent] >> (kParentBits + kRankBits) : 0;
+      const int classes = parent < end ? links_[parent] >> (kParentBits + kRankBits) : 0;
       const int n_allowed = cost <= bound_ ? min(n_ranks_, (2 << (max_classes - classes)) - 1) : 0;
       const bool enters = is_within(own_step, own, n_allowed, bound_ - cost);
       const unsigned lanes = __ballot_sync(kAllLanes, enters);
@@ -183,7 +182,11 @@ class LevelSearch {
         list_many(row, first, cost, classes, end,
                   n + count_many(row, n_allowed, bound_ - cost, more));
       } else {
-        const int at = reserve(row, __popc(lanes)) + end + __popc(lanes & ((1u << lane_) - 1));
+        // Of few parents this warp has all.
+        const bool alone = end - begin <= kParents;
+        if (alone && lane_ == 0) s_.n_listed[row] = __popc(lanes);
+        const int before = alone ? 0 : reserve(row, __popc(lanes));
+        const int at = end + before + __popc(lanes & ((1u << lane_) - 1));
         if (enters) list(at, cost + own_step, parent, own, classes);
       }
     }
