@@ -9,27 +9,16 @@
 //  2. Levels: all children, of all nodes of the level before, that cost at most the bound. Their
 //     costs are counted in bins, and where the bins' running sum reaches the budget is a new bound.
 //  3. The paths within the bound are dealt to their bins and ranked there by comparing.
-//
-// In the list a path has its parent's index, its rank, and the sum of its ranks' classes
-// floor(log2(rank + 1)). All paths with ranks no larger come before it, which are at least two to
-// the power of that sum: so it is at most log2(budget), and a rank tuple, every rank as its class
-// in unary and then its remaining bits, has at most 31 + 2 * 10 bits, which order as tuples do.
 #pragma once
 
-#include "cuda/device/lanes.cuh"
-#include "cuda/tree_build_tables.cuh"
+#include "cuda/tree_build_paths.cuh"
 
 namespace kdt::cuda {
-
-using device::kAllLanes;
 
 constexpr int kUnitBits = 26;                          // of a bound: costs in 32 bits
 constexpr uint32_t kNoBound = 1u << (52 - kUnitBits);  // 256
 constexpr int kGroup = 8;                              // lanes to a parent
 constexpr int kFew = 16;                               // paths that do not change a bound
-
-// In a list of paths: parent's index, rank, sum of classes.
-constexpr int kParentBits = 14, kRankBits = 10, kMaxPaths = 1 << kParentBits;
 
 // All threads of the CTA call the members together; members are the same in all unless marked.
 template <class Shape>
@@ -39,6 +28,7 @@ class LevelSearch {
   __device__ LevelSearch(const TreeRequest& request, const LevelMemory<Shape>& memory,
                          const StepChecks& checks)
       : r_(request),
+        m_(memory),
         s_(memory.s),
         steps_(memory.steps),
         costs_(memory.costs),
@@ -64,12 +54,12 @@ class LevelSearch {
     }
     if (!checks_.regular) atomicOr(&s_.failed, kIrregular);
     if (!checks_.complete) atomicOr(&s_.failed, kIncomplete);
-    if (warp_ == 0) start_bins(find_cut());
+    if (warp_ == 0) start_bins(s_, find_cut(s_, r_.budget));
     __syncthreads();
     const Cut cut = s_.cut;
     if (s_.failed & kIrregular || cut.n_paths > Shape::kMaxSorted) return false;
     if (s_.failed && cut.n_paths < r_.budget) return false;
-    sort(cut, end);
+    order_paths(m_, r_.budget, shift_, cut, end);
     return true;
   }
 
@@ -122,7 +112,7 @@ class LevelSearch {
   // Lowers bound_ to what the paths listed so far allow.
   __device__ void lower_bound() {
     if (warp_ == 0) {
-      const Cut cut = find_cut();
+      const Cut cut = find_cut(s_, r_.budget);
       if (lane_ == 0)
         s_.bound = cut.n_paths < r_.budget
                        ? bound_
@@ -139,16 +129,6 @@ class LevelSearch {
     links_[at] = parent | rank << kParentBits |
                  (parent_classes + class_of(rank)) << (kParentBits + kRankBits);
     atomicAdd(&s_.bins[cost >> shift_], 1u);
-  }
-
-  __device__ static int rank_of(uint32_t link) {
-    return link >> kParentBits & ((1 << kRankBits) - 1);
-  }
-  __device__ static int parent_of(uint32_t link) {
-    return link & (kMaxPaths - 1);
-  }
-  __device__ static int class_of(int rank) {
-    return 31 - __clz(rank + 1);
   }
 
   // Index 0 is the root's.
@@ -244,114 +224,8 @@ class LevelSearch {
     return __shfl_sync(kAllLanes, at, 0);
   }
 
-  static constexpr int kLaneBins = Shape::kBins / 32;
-
-  // Of the paths listed so far; by a full warp.
-  __device__ Cut find_cut() const {
-    uint32_t counts[kLaneBins], sum = 0;
-    const auto* from = reinterpret_cast<const uint4*>(&s_.bins[lane_ * kLaneBins]);
-#pragma unroll
-    for (int i = 0; i < kLaneBins / 4; ++i) {
-      const uint4 four = from[i];
-      counts[4 * i] = four.x;
-      counts[4 * i + 1] = four.y;
-      counts[4 * i + 2] = four.z;
-      counts[4 * i + 3] = four.w;
-      sum += (four.x + four.y) + (four.z + four.w);
-    }
-    uint32_t running = sum;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const uint32_t other = __shfl_up_sync(kAllLanes, running, distance);
-      if (lane_ >= distance) running += other;
-    }
-    const auto budget = static_cast<uint32_t>(r_.budget);
-    const unsigned reached = __ballot_sync(kAllLanes, running >= budget);
-    const uint32_t before_lane = running - sum;
-    int bin = lane_ * kLaneBins;  // where the budget is reached, if it is in this lane's bins
-    uint32_t n_paths = before_lane + counts[0];
-#pragma unroll
-    for (int i = 1; i < kLaneBins; ++i) {
-      const bool more = n_paths < budget;
-      bin += more;
-      n_paths += more ? counts[i] : 0;
-    }
-    const int lane = reached ? __ffs(reached) - 1 : 31;
-    return {__shfl_sync(kAllLanes, bin, lane),
-            static_cast<int>(__shfl_sync(kAllLanes, n_paths, lane)), before_lane};
-  }
-
-  // Makes of every bin the number of paths in those before; by the warp that found the cut.
-  __device__ void start_bins(const Cut& cut) {
-    uint32_t before = cut.before_lane;
-#pragma unroll
-    for (int i = 0; i < kLaneBins; ++i) {
-      uint32_t& bin = s_.bins[lane_ * kLaneBins + i];
-      const uint32_t count = bin;
-      bin = before;
-      before += count;
-    }
-    if (lane_ == 0) s_.cut = cut;
-  }
-
-  // Orders the paths of the bins up to the cut; s.nodes are the best `budget`.
-  __device__ void sort(const Cut& cut, int end) {
-    const int thread = threadIdx.x, n_nodes = min(cut.n_paths, r_.budget);
-    if (thread == 0) s_.n_nodes = n_nodes + 1;
-    for (int i = 1 + thread; i < end; i += Shape::kThreads) {
-      const auto bin = static_cast<int>(costs_[i] >> shift_);
-      if (bin > cut.bin) continue;
-      const uint32_t at = atomicAdd(&s_.bins[bin], 1u);  // in the end, where the next bin begins
-      s_.sorted[at] = {costs_[i], code_of(i)};
-      s_.order[at] = static_cast<uint16_t>(i);
-    }
-    __syncthreads();
-    for (int at = thread; at < cut.n_paths; at += Shape::kThreads) place(at);
-    __syncthreads();
-    for (int id = 1 + thread; id <= n_nodes; id += Shape::kThreads) {
-      TreeNode& node = s_.nodes[id];
-      node.left = node.rank > 0 ? static_cast<int16_t>(links_[node.left]) : int16_t{0};
-      node.parent = static_cast<int16_t>(links_[node.parent]);
-      s_.enter(id, node);
-    }
-  }
-
-  // The rank tuple of a path as bits from the highest on; its depth in the lowest.
-  __device__ uint64_t code_of(int path) const {
-    uint64_t code = 0;
-    int depth = 0;
-    for (uint32_t link; path > 0; path = parent_of(link), ++depth) {
-      link = links_[path];
-      const uint32_t rank = rank_of(link) + 1;
-      const int level = class_of(rank - 1), length = 2 * level + 1;
-      const uint32_t rest = rank & ((1u << level) - 1);
-      const uint64_t bits = uint64_t{(1u << level) - 1} << (level + 1) | rest;
-      code = code >> length | bits << (64 - length);
-    }
-    return code | depth;
-  }
-
-  // Makes the path at sorted[at] a node if it is among the best. Its links to others are still
-  // indices into the list; in the list its id takes the place of its link.
-  __device__ void place(int at) {
-    const int path = s_.order[at];
-    const SortedPath own = s_.sorted[at];
-    const uint32_t link = links_[path];
-    const auto bin = static_cast<int>(own.cost >> shift_);
-    const int first = bin > 0 ? s_.bins[bin - 1] : 0, last = s_.bins[bin];
-    int id = first + 1;
-    for (int i = first; i < last; ++i) {
-      const SortedPath other = s_.sorted[i];
-      id += other.cost < own.cost || (other.cost == own.cost && other.code < own.code);
-    }
-    if (id > r_.budget) return;
-    s_.nodes[id] = {0.0 - static_cast<double>(own.cost) * 0x1p-44,
-                    static_cast<int16_t>(parent_of(link)), static_cast<int16_t>(path - 1),
-                    static_cast<int16_t>(rank_of(link)), static_cast<int16_t>(own.code & 31)};
-    links_[path] = id;
-  }
-
   const TreeRequest& r_;
+  const LevelMemory<Shape>& m_;
   LevelShared<Shape>& s_;
   const uint64_t* const steps_;
   uint64_t* const costs_;
