@@ -59,97 +59,116 @@ __device__ inline float natural_lse(float reference, float sum) {
   return sum == 0.0f ? -INFINITY : reference * device::kLn2 + logf(sum);
 }
 
-inline constexpr int kCombineThreads = 512;
-inline constexpr int kMaxSplits = 1024;
+// A row of a split tile, by its parts.
+template <int kRowTile>
+struct SplitRow {
+  static constexpr int kBatch = 7;  // parts that are under way at once
 
-// One CTA for a (row, head) at a time: four groups of threads add every fourth split, a float4 of
-// columns each, always in the same order.
+  const Partials& partials;
+  const device::Splits& splits;
+  int row;  // of the tile
+
+  __device__ uint32_t at(int s) const { return splits.slot(s) * kRowTile + row; }
+
+  // The largest reference and the sum of weights relative to it. A warp.
+  __device__ float2 total() const {
+    float max = -INFINITY, sum = 0.0f;
+    for (int s = threadIdx.x % 32; s < splits.n; s += 32) max = fmaxf(max, partials.stats[at(s)].x);
+    for (int i = 16; i > 0; i /= 2) max = fmaxf(max, __shfl_xor_sync(device::kAllLanes, max, i));
+    for (int s = threadIdx.x % 32; s < splits.n; s += 32) {
+      const float2 stats = partials.stats[at(s)];
+      sum += exp2f(stats.x - shift(max)) * stats.y;
+    }
+    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(device::kAllLanes, sum, i);
+    return {max, sum};
+  }
+
+  // Columns 4 column .. + 3 of the weighted parts first, first + step, ..., added in this order.
+  __device__ float4 values(float max, int column, int first, int step) const {
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int s = first; s < splits.n; s += kBatch * step) {
+      float4 values[kBatch];
+      float references[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        values[k] = {0.0f, 0.0f, 0.0f, 0.0f};
+        references[k] = -INFINITY;
+        if (s + k * step >= splits.n) continue;
+        const uint32_t from = at(s + k * step);
+        values[k] = reinterpret_cast<const float4*>(partials.values)[from * (kLatent / 4) + column];
+        references[k] = partials.stats[from].x;
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const float weight = exp2f(references[k] - shift(max));
+        sum.x += weight * values[k].x;
+        sum.y += weight * values[k].y;
+        sum.z += weight * values[k].z;
+        sum.w += weight * values[k].w;
+      }
+    }
+    return sum;
+  }
+
+ private:
+  __device__ static float shift(float max) {
+    return max == -INFINITY ? 0.0f : max;
+  }
+};
+
+inline constexpr int kCombineThreads = 512;
+inline constexpr int kCombineCtas = 2;  // on a multiprocessor
+
+// A warp adds the parts of a row for 128 columns. Four rows at a time; of many parts one row at a
+// time, its parts dealt out to four warps. The order is always the same.
 template <int kRowTile, int kKeyTile>
-__global__ void __launch_bounds__(kCombineThreads)
+__global__ void __launch_bounds__(kCombineThreads, kCombineCtas)
     combine_kernel(const VerifyAttentionParams p, const Partials partials, int n_ctas) {
-  constexpr int kColumns = kLatent / 4, kGroups = kCombineThreads / kColumns;
   __shared__ device::Schedule<kRowTile, kKeyTile> schedule;
-  __shared__ float weights[kMaxSplits];
-  __shared__ float4 sums[kGroups][kColumns];
-  __shared__ float inverse;
-  __shared__ int owner;
+  __shared__ float4 sums[kCombineThreads];
   const device::ScheduleParams sizes = schedule_params(p, n_ctas);
   // Lengths are older than the kernel before this one, which had waited for them before it let this
   // one start.
   schedule.build(sizes);
+  schedule.list_split(sizes);
   device::wait_for_previous();
   device::let_next_start();
-  if (!schedule.any_splits(sizes)) return;
-
-  const int64_t n_queries = static_cast<int64_t>(p.rows.n_rows) * p.n_heads;
-  for (int64_t query = blockIdx.x; query < n_queries; query += gridDim.x) {
-    const int row = static_cast<int>(query / p.n_heads);
-    if (threadIdx.x == 0) owner = -1;
-    __syncthreads();
-    for (int b = threadIdx.x; b < p.rows.n_requests; b += kCombineThreads) {
-      const int node = row - p.rows.row_offset[b];
-      if (node >= 0 && node < p.rows.n_nodes[b]) owner = b;
-    }
-    __syncthreads();
-    const int request = owner;
-    __syncthreads();
-    if (request < 0) continue;
-    const int index =
-        static_cast<int>(query - static_cast<int64_t>(p.rows.row_offset[request]) * p.n_heads);
-    const device::Splits splits = schedule.splits(sizes, request, index / kRowTile);
+  const int n_tiles = schedule.n_listed(sizes), n_ctas_here = gridDim.x;
+  int rows = kRowTile;  // of a tile, that a CTA does at a time
+  while (rows > 1 && n_tiles * (kRowTile / rows) < n_ctas_here) rows /= 2;
+  const int quarter = threadIdx.x / 128, column = threadIdx.x % 128;  // of four
+  const bool f32 = p.out_dtype == DType::kF32, bf16 = p.out_dtype == DType::kBF16;
+  for (int unit = blockIdx.x; unit < n_tiles * (kRowTile / rows); unit += n_ctas_here) {
+    int request, tile;
+    schedule.find_listed(sizes, unit / (kRowTile / rows), request, tile);
+    const device::Splits splits = schedule.splits(sizes, request, tile);
     if (splits.n == 1) continue;
-    const auto partial_row = [&](int s) {
-      return static_cast<int64_t>(splits.slot(s)) * kRowTile + index % kRowTile;
-    };
-
-    if (threadIdx.x < 32) {
-      float max = -INFINITY, sum = 0.0f;
-#pragma unroll 4
-      for (int s = threadIdx.x; s < splits.n; s += 32)
-        max = fmaxf(max, partials.stats[partial_row(s)].x);
-      for (int step = 16; step > 0; step /= 2)
-        max = fmaxf(max, __shfl_xor_sync(device::kAllLanes, max, step));
-      const float shift = max == -INFINITY ? 0.0f : max;
-      for (int s = threadIdx.x; s < splits.n; s += 32) {
-        const float2 stats = partials.stats[partial_row(s)];
-        weights[s] = exp2f(stats.x - shift);
-        sum += weights[s] * stats.y;
+    const bool few = splits.n <= SplitRow<kRowTile>::kBatch;
+    const int64_t first_query =
+        static_cast<int64_t>(p.rows.row_offset[request]) * p.n_heads + tile * kRowTile;
+    const int first = unit % (kRowTile / rows) * rows;
+    const int end = min(first + rows, p.rows.n_nodes[request] * p.n_heads - tile * kRowTile);
+    for (int base = first; base < end; base += few ? 4 : 1) {
+      const SplitRow<kRowTile> row = {partials, splits, base + (few ? quarter : 0)};
+      if (row.row >= end) continue;  // of few parts only
+      const float2 total = row.total();
+      float4 sum = row.values(total.x, column, few ? 0 : quarter, few ? 1 : 4);
+      if (!few) {
+        __syncthreads();  // sums are out of use
+        sums[threadIdx.x] = sum;
+        __syncthreads();
+        if (quarter > 0) continue;
+        for (int i = 1; i < 4; ++i) {
+          const float4 more = sums[i * 128 + column];
+          sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+        }
       }
-      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(device::kAllLanes, sum, step);
-      if (threadIdx.x == 0) {
-        inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-        p.lse[query] = natural_lse(max, sum);
-      }
+      const int64_t query = first_query + row.row, to = query * kLatent + 4 * column;
+      const float inverse = total.y == 0.0f ? 0.0f : 1.0f / total.y;
+      if (column == 0) p.lse[query] = natural_lse(total.x, total.y);
+      device::store_pair(p.out, f32, bf16, to, sum.x * inverse, sum.y * inverse);
+      device::store_pair(p.out, f32, bf16, to + 2, sum.z * inverse, sum.w * inverse);
     }
-    __syncthreads();
-    const int group = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
-    float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 4
-    for (int s = group; s < splits.n; s += kGroups) {
-      const float4 values =
-          reinterpret_cast<const float4*>(partials.values + partial_row(s) * kLatent)[column];
-      const float weight = weights[s];
-      total.x += weight * values.x;
-      total.y += weight * values.y;
-      total.z += weight * values.z;
-      total.w += weight * values.w;
-    }
-    sums[group][column] = total;
-    __syncthreads();
-    if (group == 0) {
-      for (int g = 1; g < kGroups; ++g) {
-        total.x += sums[g][column].x;
-        total.y += sums[g][column].y;
-        total.z += sums[g][column].z;
-        total.w += sums[g][column].w;
-      }
-      const int64_t first = query * kLatent + 4 * column;
-      device::store_pair(p.out, p.out_dtype == DType::kF32, p.out_dtype == DType::kBF16, first,
-                         total.x * inverse, total.y * inverse);
-      device::store_pair(p.out, p.out_dtype == DType::kF32, p.out_dtype == DType::kBF16, first + 2,
-                         total.z * inverse, total.w * inverse);
-    }
-    __syncthreads();
   }
 }
 
@@ -158,7 +177,7 @@ template <int kRowTile, int kKeyTile>
 void launch_combine(const VerifyAttentionParams& p, const Partials& partials, int n_ctas,
                     Stream stream) {
   const int64_t n_queries = static_cast<int64_t>(p.rows.n_rows) * p.n_heads;
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(n_queries, 4 * n_ctas));
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(n_queries, kCombineCtas * n_ctas));
   launch(combine_kernel<kRowTile, kKeyTile>, {.grid = {grid}, .block = {kCombineThreads}}, stream,
          p, partials, n_ctas);
 }

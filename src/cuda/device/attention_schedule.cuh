@@ -70,9 +70,17 @@ class Schedule {
   __device__ bool next(const ScheduleParams& p, Cursor& cursor, Segment& segment) const;
 
   __device__ Splits splits(const ScheduleParams& p, int request, int tile) const;
-  // Whether any tile may be split.
-  __device__ bool any_splits(const ScheduleParams& p) const {
-    return p.batch_invariant ? slots_[p.n_requests] > 0 : n_parts_ > 1;
+
+  // For combining: all tiles of the requests that have split ones. list_split() comes behind
+  // build(), from all threads; what it leaves serves these three and splits().
+  __device__ void list_split(const ScheduleParams& p) {
+    scan(p.n_requests, listed(p),
+         [&](int request) { return is_split(p, request) ? n_tiles(p, request) : 0; });
+  }
+  __device__ int n_listed(const ScheduleParams& p) { return listed(p)[p.n_requests]; }
+  __device__ void find_listed(const ScheduleParams& p, int index, int& request, int& tile) {
+    request = last_from(listed(p), p.n_requests, index);
+    tile = index - listed(p)[request];
   }
 
   __device__ static int n_tiles(const ScheduleParams& p, int request) {
@@ -117,12 +125,21 @@ class Schedule {
   // Exclusive prefix sums of value(request), the total behind them. All threads.
   template <typename Fn>
   __device__ void scan(int n, int* sums, const Fn& value);
-  // The request at a place of the line.
-  __device__ int request_at(int n, int place) const {
-    int low = 0, high = n;  // start_[low] <= place < start_[high]
+  // Whether any tile of a request may be split.
+  __device__ bool is_split(const ScheduleParams& p, int request) const {
+    if (n_tiles(p, request) == 0) return false;
+    if (p.batch_invariant) return slots_taken(p, request) > 0;
+    return start_[request] / piece_ != (start_[request + 1] - kOverhead - 1) / piece_;
+  }
+  // Tiles before each request's in the list of split ones: where this cut has no use for the array.
+  __device__ int* listed(const ScheduleParams& p) { return p.batch_invariant ? start_ : slots_; }
+  // The request at a place of the line, or of another sequence: the last that starts there or
+  // before.
+  __device__ static int last_from(const int* starts, int n, int place) {
+    int low = 0, high = n;  // starts[low] <= place < starts[high]
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      (start_[middle] <= place ? low : high) = middle;
+      (starts[middle] <= place ? low : high) = middle;
     }
     return low;
   }
@@ -240,7 +257,7 @@ __device__ bool Schedule<kRowTile, kKeyTile>::next(const ScheduleParams& p, Curs
   const int total = start_[p.n_requests];
   if (p.batch_invariant) {
     if (cursor.index >= total) return false;
-    const int request = request_at(p.n_requests, cursor.index);
+    const int request = last_from(start_, p.n_requests, cursor.index);
     const int tiles = n_tiles(p, request), piece = invariant_blocks(p, request);
     const int tile = (cursor.index - start_[request]) % tiles;
     const int split = (cursor.index - start_[request]) / tiles;
@@ -256,7 +273,7 @@ __device__ bool Schedule<kRowTile, kKeyTile>::next(const ScheduleParams& p, Curs
     const int end = min((group + 1) * piece_, total);
     while (group * piece_ + cursor.offset < end) {
       const int place = group * piece_ + cursor.offset;
-      const int request = request_at(p.n_requests, place);
+      const int request = last_from(start_, p.n_requests, place);
       const int blocks = n_blocks(p, request), length = blocks + kOverhead;
       const int turn = (place - start_[request]) / length;
       const int begin = start_[request] + turn * length;
