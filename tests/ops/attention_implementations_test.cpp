@@ -386,6 +386,42 @@ TEST_F(AttentionImplementations, NanStaysWithTheRowsThatSeeIt) {
   }
 }
 
+// One infinite element of a tail row: whether its score is inf or -inf depends on the query. A row
+// is NaN where the CPU backend's is, and rows that are blind to the key do not change a bit.
+TEST_F(AttentionImplementations, AnInfiniteElementOfTheTailIsNanWhereItIsOnTheCpu) {
+  for (const DType type : {DType::kBF16, DType::kF16}) {
+    for (const auto& [heads, prefix, n] : {std::array{4, 40, 7}, {16, 70, 40}, {64, 129, 9}}) {
+      SCOPED_TRACE(testing::Message() << dtype_name(type) << ", " << heads << " heads, prefix "
+                                      << prefix << ", " << n << " nodes, seed 19");
+      Random random(19);
+      AttentionProblem a = mla(heads, type, type, DType::kF32);
+      a.n_words = 1;
+      add_request(a, random, prefix, n, random_parents(random, n, 6));
+      AttentionCall call(*cuda_backend(), a);
+      AttentionProblem bad = a;
+      const int key = n / 3;
+      bad.tail[key * a.width() + 300] = kInf;
+      AttentionCall bad_call(*cuda_backend(), bad);
+      const AttentionResult want = run(cpu_backend(), bad);
+      on_each(a, [&](const std::string&, const Backend& backend) {
+        const AttentionResult clean = call.run(backend, &scratch_);
+        const AttentionResult got = bad_call.run(backend, &scratch_);
+        size_t n_nan = 0, n_finite = 0, n_wrong = 0;
+        for (size_t i = 0; i < got.out.size(); ++i) {
+          const int row = static_cast<int>(i / a.latent / heads);
+          n_nan += std::isnan(want.out[i]);
+          n_finite += !std::isnan(got.out[i]);
+          if (std::isnan(want.out[i])) n_wrong += !std::isnan(got.out[i]);
+          if (!a.sees(0, row, key)) n_wrong += got.out[i] != clean.out[i];
+        }
+        EXPECT_EQ(n_wrong, 0u);
+        EXPECT_GT(n_nan, 0u);
+        EXPECT_GT(n_finite, 0u);
+      });
+    }
+  }
+}
+
 // Queries and scales of keys far from 1, and queries of 0, next to one another.
 TEST_F(AttentionImplementations, Fp8ScalesAndQueriesOfManyMagnitudes) {
   for (const auto& [heads, prefix, n] : {std::array{8, 200, 33}, {2, 70, 9}, {1, 33, 5}}) {
