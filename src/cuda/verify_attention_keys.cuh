@@ -42,20 +42,32 @@ struct KeyBlock {
 
   // Of copying: 8 threads a row, 8 chunks apart.
   __device__ static int copy_row() { return threadIdx.x / 8; }
-  // Starts this thread's share of copying row copy_row() of a block.
-  __device__ static void copy(char* block, const char* row) {
+  // Starts this thread's share of copying row copy_row() to a block, if `valid`; `to`: the block's
+  // address plus the offset of chunk threadIdx.x % 8 of that row.
+  __device__ static void copy(uint32_t to, const char* row, bool valid) {
     const int chunk = threadIdx.x % 8;
-    const uint32_t to = device::shared_address(block + offset(copy_row(), chunk));
     const char* from = row + chunk * 16;
-    copy_chunks(to, from, std::make_integer_sequence<int, kSourceBytes / 128>());
-    if (kSourceBytes % 128 != 0 && chunk * 16 < kSourceBytes % 128)
-      device::copy_async16_at<kSourceBytes / 128 * 128>(to, from);
+    copy_chunks(to, from, valid, std::make_integer_sequence<int, kSourceBytes / 128>());
+    if (kSourceBytes % 128 != 0)
+      device::copy_async16_at<kSourceBytes / 128 * 128>(to, from,
+                                                        valid && chunk * 16 < kSourceBytes % 128);
   }
 
-  // A weight of zero does not cancel a NaN or infinite value: rows that see such a key are NaN by
-  // its score already, and the others must not become so.
-  __device__ static void clear_not_finite(char* block) {
-#pragma unroll
+  // Starts copying this warp's 128 bytes of all rows, and of four rows the last 128 bytes, if
+  // `valid`; `from`: this warp's and this lane's chunk of row lane / 8.
+  __device__ static void copy_columns(uint32_t block, const char* from, bool valid) {
+    const int warp = threadIdx.x / 32, row = lane() / 8, chunk = lane() % 8;
+    const uint32_t to = block + warp * 128 + offset(row, chunk);
+    copy_rows(to, from, valid, std::make_integer_sequence<int, 8>());
+    device::copy_async16_at<0>(block + 1024 + offset(warp * 4 + row, chunk),
+                               from + warp * (4 * kSourceBytes - 128) + 1024, valid);
+  }
+
+  // Clears this thread's share of the values of row copy_row() that are not finite, and returns
+  // whether there were any.
+  __device__ static bool clear_not_finite(char* block) {
+    bool any = false;
+#pragma unroll 2
     for (int i = 0; i < kLatent * kElementBytes / 16; i += 8) {
       auto* chunk = reinterpret_cast<uint4*>(block + offset(copy_row(), threadIdx.x % 8) + i * 16);
       const uint4 words = *chunk;
@@ -63,25 +75,38 @@ struct KeyBlock {
       const bool same =
           words.x == clean.x && words.y == clean.y && words.z == clean.z && words.w == clean.w;
       if (!same) *chunk = clean;
+      any |= !same;
     }
+    return any;
   }
 
-  // B fragments of K for one step of a quarter at a time, of 8 kTiles keys from `key`. Steps are
-  // asked for in order; of FP8 codes of few keys, two are read at once.
+  // Where this lane's rows of ldmatrix begin in a block, for K: keys from `key`, dimensions of a
+  // quarter; for V: columns from 64 slice. What lies elsewhere in 128 bytes is a flipped bit away.
+  template <int kTiles>
+  __device__ static uint32_t score_offset(int key, int quarter) {
+    if (!kF8) return offset(key + lane() / 16 * 8 + lane() % 8, quarter * 2 + lane() / 8 % 2);
+    return offset(key + (kTiles == 4 ? lane() : lane() % 16),
+                  quarter + (kTiles == 4 ? 0 : lane() / 16 * 4));
+  }
+  __device__ static uint32_t value_offset(int slice) {
+    if (kF8) return offset(lane() % 16, slice % 2 * 4 + lane() / 16) + slice / 2 * 128;
+    return offset(lane() % 16, lane() / 16) + slice * 128;
+  }
+
+  // B fragments of K for one step of a quarter at a time, of 8 kTiles keys; `at`: the block's
+  // address plus score_offset. Steps are asked for in order; of FP8 codes of few keys, two are read
+  // at once.
   template <int kTiles>
   struct ScoreFragments {
     uint32_t words[kF8 ? kTiles : 2 * kTiles], next[2];
     uint32_t b[kTiles][2];
 
-    __device__ void load(const char* block, int key, int quarter, int step) {
-      const auto read = [&](int row, int chunk, int line, uint32_t(&r)[4]) {
-        device::load_matrices(device::shared_address(block + offset(row, chunk)) + line * 128, r);
-      };
+    __device__ void load(uint32_t at, int step) {
       uint32_t r[4];
       if constexpr (!kF8) {
 #pragma unroll
         for (int i = 0; i < 2 * kTiles; i += 4) {
-          read(key + i * 4 + lane() / 16 * 8 + lane() % 8, quarter * 2 + lane() / 8 % 2, step, r);
+          device::load_matrices(at + i * 4 * kRowBytes + step * 128, r);
 #pragma unroll
           for (int k = 0; k < 4; ++k) words[i + k] = r[k];
         }
@@ -90,12 +115,12 @@ struct KeyBlock {
         return;
       }
       if constexpr (kTiles == 4) {
-        read(key + lane(), quarter + step % 2 * 4, step / 2, r);
+        device::load_matrices((at ^ step % 2 * 64) + step / 2 * 128, r);
 #pragma unroll
         for (int k = 0; k < 4; ++k) words[k] = r[k];
       } else if (step % 2 == 0) {
-        const int more = step + 1 < kSteps ? lane() / 16 : 0;
-        read(key + lane() % 16, quarter + more * 4, step / 2, r);
+        // Behind the last step lies nothing of use, but within the row.
+        device::load_matrices(at + step / 2 * 128, r);
         words[0] = r[0], words[1] = r[1], next[0] = r[2], next[1] = r[3];
       } else {
         words[0] = next[0], words[1] = next[1];
@@ -109,16 +134,13 @@ struct KeyBlock {
   };
 
   // B fragments of V: keys 16 step .. + 15, four tiles of columns (of 16-bit keys 8 a tile in
-  // order) from column 64 slice + 32 half.
-  __device__ static void load_values(const char* block, int step, int slice, int half,
-                                     uint32_t (&b)[4][2]) {
-    const int row = step * 16 + lane() % 16;
+  // order), the first or the second half of a slice; `at`: the block's address plus value_offset.
+  __device__ static void load_values(uint32_t at, int step, int half, uint32_t (&b)[4][2]) {
 #pragma unroll
     for (int i = 0; i < (kF8 ? 1 : 2); ++i) {
-      const int chunk = kF8 ? slice % 2 * 4 + half * 2 : half * 4 + i * 2;
-      const int bytes = offset(row, chunk + lane() / 16) + (kF8 ? slice / 2 : slice) * 128;
       uint32_t r[4];
-      device::load_matrices_transposed(device::shared_address(block + bytes), r);
+      device::load_matrices_transposed(
+          (at ^ (kF8 ? half * 32 : half * 64 + i * 32)) + step * 16 * kRowBytes, r);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         if constexpr (kF8) {
@@ -139,9 +161,15 @@ struct KeyBlock {
 
  private:
   template <int... kIndices>
-  __device__ static void copy_chunks(uint32_t to, const char* from,
+  __device__ static void copy_chunks(uint32_t to, const char* from, bool valid,
                                      std::integer_sequence<int, kIndices...>) {
-    (device::copy_async16_at<kIndices * 128>(to, from), ...);
+    (device::copy_async16_at<kIndices * 128>(to, from, valid), ...);
+  }
+  // Every fourth row: the swizzle of odd ones differs in one bit.
+  template <int... kIndices>
+  __device__ static void copy_rows(uint32_t to, const char* from, bool valid,
+                                   std::integer_sequence<int, kIndices...>) {
+    (device::copy_async16_at<kIndices * 4 * kRowBytes>(to ^ kIndices % 2 * 64, from, valid), ...);
   }
 
   __device__ static uint32_t finite(uint32_t x) {

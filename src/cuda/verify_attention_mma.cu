@@ -10,10 +10,26 @@ namespace {
 
 constexpr int kLargestTile = 64;
 
+// Asks the L2 for a segment's queries and first keys. One warp.
+template <int kRows, bool kF8>
+__device__ void prefetch_start(const VerifyAttentionParams& p, const device::Segment& segment) {
+  const int first_row = segment.tile * kRows, request = segment.request;
+  const int n_rows = min(p.rows.n_nodes[request] * p.n_heads - first_row, kRows);
+  const int64_t query = static_cast<int64_t>(p.rows.row_offset[request]) * p.n_heads + first_row;
+  device::prefetch_l2(static_cast<const char*>(p.q) + query * kQueryBytes, n_rows * kQueryBytes);
+  const int key = segment.first_block * kBlockKeys;
+  if (key + kBlockKeys > p.rows.prefix_len[request]) return;
+  const int64_t page =
+      p.rows.block_table[static_cast<int64_t>(request) * p.rows.max_blocks + key / kPageTokens];
+  constexpr int kBytes = KeyBlock<__half, kF8>::kSourceBytes;
+  device::prefetch_l2(
+      static_cast<const char*>(p.kv_pages) + (page * kPageTokens + key % kPageTokens) * kBytes,
+      kBlockKeys * kBytes);
+}
+
 template <typename T, int kRows, int kStages, bool kF8>
-__global__ void __launch_bounds__(kTileThreads, 1)
-    attention_kernel(const __grid_constant__ VerifyAttentionParams p, const Partials partials) {
-  extern __shared__ __align__(128) char shared[];
+__device__ void run_segments(const VerifyAttentionParams& p, const Partials& partials,
+                             char* shared) {
   using Memory = TileMemory<kRows, kStages, kF8>;
   using Schedule = device::Schedule<kRows, kBlockKeys>;
   auto& schedule = *reinterpret_cast<Schedule*>(shared + Memory::kSchedule);
@@ -22,16 +38,41 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   device::wait_for_previous();
   device::let_next_start();
   schedule.build(sizes);
+  if (threadIdx.x == 0) state.odd_keys = 0;
   device::Cursor cursor = {static_cast<int>(blockIdx.x)};
-  for (device::Segment segment; schedule.next(sizes, cursor, segment);) {
-    if (threadIdx.x == 0) {
-      state.segment = segment;
-      state.cursor = cursor;
-    }
-    SegmentRun<T, kRows, kStages, kF8>(p, shared, segment).run(partials);
+  device::Segment segment;
+  for (bool more = schedule.next(sizes, cursor, segment); more;) {
+    // While the segment's first copies are under way, the next one is found.
+    const auto look_ahead = [&] {
+      device::Segment next = segment;
+      more = schedule.next(sizes, cursor, next);
+      if (threadIdx.x == 0) {
+        state.segment = segment;
+        state.next = next;
+        state.cursor = cursor;
+        state.more = more;
+      }
+      if (more && threadIdx.x / 32 == 1) prefetch_start<kRows, kF8>(p, next);
+    };
+    SegmentRun<T, kRows, kStages, kF8>(p, shared, segment, look_ahead).run(partials);
+    segment = state.next;
     cursor = state.cursor;
+    more = state.more;
     __syncthreads();
   }
+}
+
+template <typename T, int kRows, int kStages, bool kF8>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    attention_kernel(const __grid_constant__ VerifyAttentionParams p, const Partials partials) {
+  extern __shared__ __align__(128) char shared[];
+  // Larger ones are never launched on sm_120.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 1200
+  run_segments<T, kRows, kStages, kF8>(p, partials, shared);
+#else
+  if constexpr (TileMemory<kRows, kStages, kF8>::kBytes <= kSmallSharedBytes)
+    run_segments<T, kRows, kStages, kF8>(p, partials, shared);
+#endif
 }
 
 template <typename T, int kRows, int kStages, bool kF8>

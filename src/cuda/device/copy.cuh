@@ -12,12 +12,18 @@ __device__ __forceinline__ void copy_async16(uint32_t to_shared, const void* fro
                : "memory");
 }
 
-// The same at kOffset bytes behind both addresses, which are encoded in the instruction.
+// The same at kOffset bytes behind both addresses, which are encoded in the instruction; nothing
+// when `valid` is false.
 template <int kOffset>
-__device__ __forceinline__ void copy_async16_at(uint32_t to_shared, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;" ::"r"(to_shared), "l"(from),
-               "n"(kOffset)
-               : "memory");
+__device__ __forceinline__ void copy_async16_at(uint32_t to_shared, const void* from, bool valid) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %3, 0;\n"
+      "@p cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;\n"
+      "}\n" ::"r"(to_shared),
+      "l"(from), "n"(kOffset), "r"(static_cast<uint32_t>(valid))
+      : "memory");
 }
 
 // 8 and 4 bytes, both sides aligned to as many.
