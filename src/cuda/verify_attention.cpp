@@ -2,9 +2,8 @@
 #include "cuda/verify_attention.h"
 
 #include <algorithm>
-#include <iterator>
-#include <map>
 #include <mutex>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "cuda/launch.h"
@@ -61,29 +60,23 @@ Machine this_machine() {
               device_attribute(cudaDevAttrComputeCapabilityMinor) == 0};
 }
 
-int counter_bank(const Workspace& workspace) {
-  struct Bank {
-    const char* end;  // of the workspace
-    int number;
-  };
+int counter_bank(const void* workspace) {
   static std::mutex mutex;
-  static std::map<const char*, Bank> banks;  // by a workspace's first byte
-  static int n_banks = 0;
-  const auto* begin = static_cast<const char*>(workspace.data);
-  const char* end = begin + workspace.bytes;
+  static std::unordered_map<const void*, int> banks;
   const std::lock_guard lock(mutex);
-  auto at = banks.upper_bound(begin);
-  if (at != banks.begin() && std::prev(at)->second.end > begin) --at;
-  const bool overlaps = at != banks.end() && at->first < end;
-  const int number = overlaps ? at->second.number : n_banks++ % kCounterBanks;
-  while (at != banks.end() && at->first < end) at = banks.erase(at);
-  banks[begin] = {end, number};
+  const int number = banks.try_emplace(workspace, static_cast<int>(banks.size())).first->second;
+  if (number >= kCounterBanks) {
+    throw_error(ErrorCode::kInvalidArgument,
+                "verify_attention: called with more than {} different workspaces; use some again",
+                kCounterBanks);
+  }
   return number;
 }
 
 size_t verify_attention_workspace(const VerifyAttentionParams& largest) {
   if (!has_work(largest)) return 0;
-  return std::max(mma_workspace(largest, this_machine()), sm90_workspace(this_machine()));
+  const Machine machine = this_machine();
+  return std::max(mma_workspace(largest, machine), sm90_workspace(machine));
 }
 
 void verify_attention(const VerifyAttentionParams& p, Stream stream) {

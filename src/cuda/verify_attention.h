@@ -39,10 +39,10 @@ bool sm90_supports(const VerifyAttentionParams& p, const Machine& machine);
 size_t sm90_workspace(const Machine& machine);
 void sm90_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);
 // sm90's counters lie outside the workspace, which may hold anything between two calls. Calls that
-// may run at the same time have disjoint workspaces, each with a bank of counters of its own, as
-// many as a GPU has memory for; workspaces that overlap share one. Thread-safe.
+// may run at the same time have disjoint workspaces: each first byte has a bank of its own.
+// Thread-safe.
 inline constexpr int kCounterBanks = 8192;
-int counter_bank(const Workspace& workspace);
+int counter_bank(const void* workspace);
 
 bool simt_supports(const VerifyAttentionParams& p, const Machine& machine);
 void simt_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);

@@ -149,7 +149,9 @@ void simt_attention(const VerifyAttentionParams& p, const Machine&, Stream strea
   const int64_t n_queries = int64_t{p.rows.n_rows} * p.n_heads;
   require_at_most("verify_attention", "n_rows * n_heads", n_queries, kMostGridX);
   launch(simt_kernel,
-         {.grid = {static_cast<unsigned>(n_queries)}, .block = {kWarps * 32}, .shared_bytes = simt_shared_bytes(p)},
+         {.grid = {static_cast<unsigned>(n_queries)},
+          .block = {kWarps * 32},
+          .shared_bytes = simt_shared_bytes(p)},
          stream, p);
 }
 

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 // Counters of the parts of items, zero between launches: a bank for each workspace.
 __device__ uint32_t part_counters[kCounterBanks][2 * kMaxBlocks];
 
-uint32_t* counters_of(const Workspace& workspace) {
+uint32_t* counters_of(const void* workspace) {
   void* counters = nullptr;  // of the current device
   KDT_CUDA_CHECK(cudaGetSymbolAddress(&counters, part_counters));
   return static_cast<uint32_t*>(counters) + size_t{2} * kMaxBlocks * counter_bank(workspace);
@@ -123,7 +123,7 @@ Args make_args(const VerifyAttentionParams& p, int blocks) {
   args.partial_out = static_cast<uint16_t*>(p.workspace.data);
   args.partial_stats =
       reinterpret_cast<float4*>(args.partial_out + size_t{kPartialElements} * slots);
-  args.counters = counters_of(p.workspace);
+  args.counters = counters_of(p.workspace.data);
   args.max_blocks = p.rows.max_blocks;
   args.n_words = p.n_words;
   args.out_type = p.out_dtype == DType::kF32    ? OutType::kF32

@@ -28,8 +28,7 @@ inline constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
 static_assert(kConsumerThreads * kConsumerRegisters + 128 * kProducerRegisters <=
               kThreads * (65536 / kThreads / 8 * 8));
 inline constexpr int kPartialElements = kRows * kLatent;
-// Thread blocks of a launch, and parts of an item.
-inline constexpr int kMaxBlocks = 134, kMaxParts = kMaxBlocks + 2;
+inline constexpr int kMaxBlocks = 134;  // thread blocks of a launch
 
 enum class OutType : int32_t { kF32, kBF16, kF16 };
 

@@ -9,6 +9,7 @@ namespace kdt::cuda::sm90 {
 
 inline constexpr int kRows = 64;  // query rows of an item
 inline constexpr int kKeys = 64;  // keys of a key block
+
 #ifdef __CUDACC__
 __device__ inline float reciprocal(float x) {
   float y;
@@ -42,10 +43,12 @@ __host__ __device__ inline int long_quotient(int a, int b) {
 #endif
 }
 
-__host__ __device__ inline int min(int a, int b) {
+template <typename T>
+__host__ __device__ inline T min(T a, T b) {
   return a < b ? a : b;
 }
-__host__ __device__ inline int max(int a, int b) {
+template <typename T>
+__host__ __device__ inline T max(T a, T b) {
   return a < b ? b : a;
 }
 

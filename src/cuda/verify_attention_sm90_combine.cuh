@@ -1,5 +1,5 @@
-// Combining the parts of an item: every thread block that did a part sums a share of the columns
-// over all parts, in the order of the parts.
+// Combining the parts of an item: each of its sharers, those that did a part and perhaps some that
+// had none to do, sums a share of the columns over all parts, in the order of the parts.
 #pragma once
 
 #include "cuda/device/copy.cuh"
@@ -21,8 +21,8 @@ struct Share {
 };
 
 // What a combine needs of shared memory, in place of the queries: one row of all parts of a share,
-// its statistics, then its weights. Enough for all rows of a few parts, for 32 rows of as many as
-// there are slices and for 16 of the most.
+// its statistics, then its weights. A share has 32 rows at most, 16 where parts are as many as
+// slices.
 struct CombineScratch {
   static constexpr int kEntries = kSlices * 32;
   float4 entries[kEntries];  // [part][row]: partial_stats, then the weights of both halves
@@ -108,7 +108,7 @@ class PartWeights {
     return part * share_.n_rows + row;
   }
 
-  // Written by the part whose share begins or contains the first slice of the row's quarter.
+  // Written by the sharer whose share begins or contains the first slice of the row's quarter.
   __device__ __forceinline__ void store_lse(int row, float reference, float sum) const {
     const int slice = (share_.row0 + row) / 16 * 32;
     const ItemRows rows(args_, job_);

@@ -132,7 +132,7 @@ class SegmentConsumer {
       not_finite_ = false;
     } else {
       not_finite_ = scores_not_finite();
-      if (not_finite_) {  // an infinite score is no score, nor are the values of its key
+      if (not_finite_) {  // the values of its key are cleared: the score must spoil the row
 #pragma unroll
         for (float& s : s_) s += 0.0f * s;
       }

@@ -46,7 +46,7 @@ __device__ __forceinline__ Schedule make_schedule(const Args& args, const BatchT
   Gangs gangs = schedule.gangs(size);
   if (!totals.uniform()) {
     const int line = line_by_request(args.lengths, size);
-    if (lane >= kFirstSmall && lane < kCandidates) Schedule::try_by_request(line, gangs);
+    if (lane >= kFirstSmall) Schedule::try_by_request(line, gangs);
   }
   Schedule::add_reads(__shfl_sync(kAllLanes, gangs.n, kFirstOfItems), gangs);
   const int least = __reduce_min_sync(kAllLanes, gangs.cost);

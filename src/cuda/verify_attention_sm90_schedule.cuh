@@ -69,9 +69,11 @@ class Schedule {
   // Partial results of items in several parts: slots a kernel may use.
   static __host__ __device__ int slots(int n_blocks) { return 2 * n_blocks; }
 
-  // The size of gangs to try as number i: those that leave few blocks over, the largest first; then
-  // those that cut the items of the largest request evenly.
+  // The size of gangs to try as number i, 0 for none: those that leave few thread blocks over, the
+  // largest first; then all up to 11; then those that cut the items of the largest request evenly.
+  // One division for all numbers, since each is tried by another lane.
   __host__ __device__ int candidate(int i) const {
+    if (i >= kCandidates) return 0;
     const int n = i - kFirstOfItems + 1;
     const int parts = i < kFirstSmall ? i + 1 : max(n, 1);
     const int size = quotient(i < kFirstSmall ? n_blocks_ : totals_.most_items + parts - 1, parts);
@@ -115,6 +117,7 @@ class Schedule {
   // unit: all of them as many as `n_requests`, the gangs that would be of the largest request's
   // size.
   static __host__ __device__ void add_reads(int n_requests, Gangs& g) {
+    if (g.size == 0) return;
     g.cost += g.cost * max(g.n, n_requests) / kReadPenalty;
   }
 

@@ -6,7 +6,7 @@
 namespace kdt::cuda::sm90 {
 
 // The accumulators to the workspace as fp16, each row of this warpgroup's half times a power of two
-// that brings its largest to 2^14 .. 2^15: what the largest elements lose is 2^-12 of them, an
+// that brings its largest to 2^14 .. 2^15: what the largest elements lose is 2^-11 of them, an
 // eighth of what rounding probabilities to bf16 costs. After consumers_sync(), part_is_stored()
 // tells the others.
 __device__ __forceinline__ void store_part(const Args& args, Shared& shared, const Segment& s,
