@@ -122,19 +122,14 @@ class PartWeights {
   CombineScratch& scratch_;
 };
 
-// Waits until all parts are stored, and resets the counters once all sharers have seen that.
+// Waits until all parts are stored.
 __device__ __forceinline__ void wait_for_parts(const Args& args, const Segment& s) {
   if (threadIdx.x == 0) {
-    uint32_t* stored = args.counters + 2 * s.owner;
-    const auto n_parts = static_cast<uint32_t>(s.n_parts);
+    const uint32_t* stored = args.counters + 2 * s.owner;
     uint32_t n;
     do {
       asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(stored) : "memory");
-    } while (n != n_parts);
-    if (atomicAdd(stored + 1, 1u) == static_cast<uint32_t>(s.n_sharers) - 1) {
-      stored[0] = 0;
-      stored[1] = 0;
-    }
+    } while (n != static_cast<uint32_t>(s.n_parts));
   }
   consumers_sync();
 }
@@ -176,18 +171,17 @@ __device__ __forceinline__ void copy_slices(const Args& args, const Segment& s,
   commit_copies();
 }
 
-// Start and end of a thread block are not repeated: what counts here is how few instructions there
-// are, and that none waits for the one before.
-__device__ __forceinline__ void combine(const Args& args, const Job& job, Shared& shared) {
+// The sum of the share. Start and end of a thread block are not repeated: what counts here is how
+// few instructions there are, and that none waits for the one before.
+__device__ __forceinline__ void sum_share(const Args& args, const Job& job, Shared& shared) {
   auto& scratch = *reinterpret_cast<CombineScratch*>(shared.q);
   auto* slices = reinterpret_cast<CombineSlices*>(shared.k);  // of the warps
   const Segment& s = job.segment;
   const Share share(s);
+  if (share.first == share.last) return;
   const ItemRows rows(args, job);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const WarpShare mine(share, s.n_parts, warp);
-  wait_for_parts(args, s);
-  if (share.first == share.last) return;
 
   const PartWeights part_weights(args, job, share, scratch);
   part_weights.copy();
@@ -233,6 +227,19 @@ __device__ __forceinline__ void combine(const Args& args, const Job& job, Shared
       for (int e = 0; e < 8; ++e) total.x[e] += part.x[e];
     }
     store_slice(args, rows, mine.slice + warp, lane, total);
+  }
+}
+
+__device__ __forceinline__ void combine(const Args& args, const Job& job, Shared& shared) {
+  const Segment& s = job.segment;
+  uint32_t* counters = args.counters + 2 * s.owner;
+  wait_for_parts(args, s);
+  int n_before = -1;  // sharers that saw all parts before; known by the time the sums are done
+  if (threadIdx.x == 0) n_before = static_cast<int>(atomicAdd(counters + 1, 1u));
+  sum_share(args, job, shared);
+  if (n_before == s.n_sharers - 1) {  // the last one resets both
+    counters[0] = 0;
+    counters[1] = 0;
   }
 }
 
