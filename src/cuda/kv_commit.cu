@@ -23,8 +23,9 @@ constexpr int kRowsAtOnce = 4, kThreads = kStripe * kRowsAtOnce, kWarps = kThrea
 constexpr int kItems = 4;             // accesses that a thread has on their way
 constexpr int kNumbers = 4;           // of a request: the first lanes of a warp load them
 constexpr int kRows = 32 - kNumbers;  // accepted rows of a CTA: the other lanes have their nodes
-// Stripes of a launch: what is divided in fp32 stays below 2^22, and the bytes of a row below 2^32.
-constexpr int kMostUnits = 1 << 17;
+// Stripes of a launch: what is divided in fp32 stays below 2^20, where an inverse 2 ulp off is exact
+// enough, and the bytes of a row below 2^32.
+constexpr int kMostUnits = 1 << 15;
 constexpr int kMostPages = 1 << 26;  // a token's place in them has 32 bits
 constexpr int kUsualCtas = 528;      // of a launch: four on each of 132 multiprocessors
 constexpr int kRowsAhead = 8;        // that small launches prefetch
@@ -52,7 +53,7 @@ struct CommitTask {
   int n_ahead;                       // rows to prefetch
 };
 
-// n / divisor, n below 2^22.
+// n / divisor, n below 2^20.
 __device__ int divide(int n, float inverse) {
   return static_cast<int>((static_cast<float>(n) + 0.5f) * inverse);
 }

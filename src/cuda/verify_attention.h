@@ -1,6 +1,6 @@
 // The implementations of verify_attention behind the CUDA backend's entry.
 //   simt   fp32 arithmetic, any shape and type; the truth on the GPU
-//   mma    mma.sync, sm_80 and up
+//   mma    mma.sync, sm_90 and up
 //   sm90   wgmma and TMA, sm_90a
 // Tests and benchmarks get one of them by its name (ops/backend.h).
 #pragma once

@@ -1,4 +1,4 @@
-// Tree-verify attention with mma.sync (sm_80 and up): the kernel and the choice of its tile.
+// Tree-verify attention with mma.sync (sm_90 and up): the kernel and the choice of its tile.
 #include <algorithm>
 
 #include "base/rounding.h"

@@ -1,4 +1,4 @@
-// One segment of tree-verify attention on the matrix units of sm_80 and up: kRows consecutive
+// One segment of tree-verify attention on the matrix units of sm_90 and up: kRows consecutive
 // (node, head) rows of a request against a run of 32-key blocks. 8 warps.
 //
 // A key block is in shared memory once (verify_attention_keys.cuh), for both products:

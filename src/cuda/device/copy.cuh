@@ -26,10 +26,7 @@ __device__ __forceinline__ void copy_async16_at(uint32_t to_shared, const void* 
       : "memory");
 }
 
-// 8 and 4 bytes, both sides aligned to as many.
-__device__ __forceinline__ void copy_async8(uint32_t to_shared, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to_shared), "l"(from) : "memory");
-}
+// 4 bytes, both sides aligned to as many.
 __device__ __forceinline__ void copy_async4(uint32_t to_shared, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to_shared), "l"(from) : "memory");
 }
