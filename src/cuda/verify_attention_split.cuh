@@ -176,10 +176,9 @@ __global__ void __launch_bounds__(kCombineThreads, kCombineCtas)
 template <int kRowTile, int kKeyTile>
 void launch_combine(const VerifyAttentionParams& p, const Partials& partials, int n_ctas,
                     Stream stream) {
-  const int64_t n_queries = static_cast<int64_t>(p.rows.n_rows) * p.n_heads;
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(n_queries, kCombineCtas * n_ctas));
-  launch(combine_kernel<kRowTile, kKeyTile>, {.grid = {grid}, .block = {kCombineThreads}}, stream,
-         p, partials, n_ctas);
+  launch(combine_kernel<kRowTile, kKeyTile>,
+         {.grid = {static_cast<unsigned>(kCombineCtas * n_ctas)}, .block = {kCombineThreads}},
+         stream, p, partials, n_ctas);
 }
 
 }  // namespace kdt::cuda
