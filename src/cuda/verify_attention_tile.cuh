@@ -30,6 +30,7 @@ class SegmentRun {
   using Scores = typename Products::Scores;
   using Run = typename Softmax::Run;
   static constexpr int kThird = kSteps / 3;
+  static_assert(!kF8 || kStages > 2, "refill_blocks() copies no scales");
 
  public:
   // `meanwhile` runs while the first copies are under way.
