@@ -144,12 +144,17 @@ class SegmentConsumer {
       most[0] = fmaxf(most[0], fmaxf(s_[j], s_[j + 1]));
       most[1] = fmaxf(most[1], fmaxf(s_[j + 2], s_[j + 3]));
     }
+    next_[0] = reference_[0];
+    next_[1] = reference_[1];
+    if (__any_sync(kAllLanes,
+                   raises(most[0], 0) ||
+                       raises(most[1], 1))) {  // seldom; if no lane's does, no row's does
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      most[r] = fmaxf(most[r], __shfl_xor_sync(kAllLanes, most[r], 1));
-      most[r] = fmaxf(most[r], __shfl_xor_sync(kAllLanes, most[r], 2));
-      most[r] *= args_.scale_log2;
-      next_[r] = most[r] > reference_[r] + kReferenceSlack ? most[r] : reference_[r];
+      for (int r = 0; r < 2; ++r) {
+        most[r] = fmaxf(most[r], __shfl_xor_sync(kAllLanes, most[r], 1));
+        most[r] = fmaxf(most[r], __shfl_xor_sync(kAllLanes, most[r], 2));
+        if (raises(most[r], r)) next_[r] = most[r] * args_.scale_log2;
+      }
     }
     const float base[2] = {next_[0] == kNegativeInfinity ? 0.0f : next_[0],
                            next_[1] == kNegativeInfinity ? 0.0f : next_[1]};
@@ -162,6 +167,11 @@ class SegmentConsumer {
       new_sum_[r] += x + y;
       p_[j / 2] = pack<Element>(x, y);
     }
+  }
+
+  // Whether a score moves the reference of row `r`.
+  __device__ __forceinline__ bool raises(float score, int r) const {
+    return score * args_.scale_log2 > reference_[r] + kReferenceSlack;
   }
 
   __device__ __forceinline__ bool sees_all(int i) const {
