@@ -1,5 +1,6 @@
-// Combining the parts of an item: each of its sharers, those that did a part and perhaps some that
-// had none to do, sums a share of the columns over all parts, in the order of the parts.
+// Combining the parts of an item (Segment::is_combined()): each of its sharers, those that did a
+// part and perhaps some that had none to do, sums a share of the columns over all parts, in the
+// order of the parts.
 #pragma once
 
 #include "cuda/device/copy.cuh"
@@ -68,7 +69,7 @@ class PartWeights {
 #pragma unroll
       for (int d = kThreadsPerRow / 2; d > 0; d /= 2)
         reference = fmaxf(reference, __shfl_xor_sync(kAllLanes, reference, d));
-      const float base = reference == kNegativeInfinity ? 0.0f : reference;
+      const float base = shift(reference);
 #pragma unroll 1
       for (int part = first_part(); part < n_parts(); part += kThreadsPerRow) {
         const float4 stats = scratch_.entries[at(part, row)];
@@ -121,18 +122,6 @@ class PartWeights {
   const Share& share_;
   CombineScratch& scratch_;
 };
-
-// Waits until all parts are stored.
-__device__ __forceinline__ void wait_for_parts(const Args& args, const Segment& s) {
-  if (threadIdx.x == 0) {
-    const uint32_t* stored = args.counters + 2 * s.owner;
-    uint32_t n;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(stored) : "memory");
-    } while (n != static_cast<uint32_t>(s.n_parts));
-  }
-  consumers_sync();
-}
 
 // What a warp does of a share: all parts of an eighth of its slices or, where parts are many and
 // slices few, an eighth of the parts of every slice. At most 32 slices of parts.
@@ -207,7 +196,7 @@ __device__ __forceinline__ void sum_share(const Args& args, const Job& job, Shar
       copies += kLanes;
       next = *copies;
       weight += share.n_rows * 4;
-      sums.add(part, weight0, weight8);
+      add_slice(sums.x, part, weight0, weight8);
     }
     if (mine.by_parts) {
       __syncwarp();  // all lanes have read what the sums overwrite
@@ -233,7 +222,8 @@ __device__ __forceinline__ void sum_share(const Args& args, const Job& job, Shar
 __device__ __forceinline__ void combine(const Args& args, const Job& job, Shared& shared) {
   const Segment& s = job.segment;
   uint32_t* counters = args.counters + 2 * s.owner;
-  wait_for_parts(args, s);
+  if (threadIdx.x == 0) wait_for_parts(counters, s.n_parts);
+  consumers_sync();
   int n_before = -1;  // sharers that saw all parts before; known by the time the sums are done
   if (threadIdx.x == 0) n_before = static_cast<int>(atomicAdd(counters + 1, 1u));
   sum_share(args, job, shared);

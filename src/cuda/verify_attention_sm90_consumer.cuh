@@ -15,9 +15,6 @@
 
 namespace kdt::cuda::sm90 {
 
-// A row's exponent reference, in log2, moves only when its maximum is 8 above it: the accumulators
-// are seldom rescaled and every result is the same up to rounding.
-inline constexpr float kReferenceSlack = 8.0f;
 // Tiles of the scores that go before the products of the block before.
 inline constexpr int kTilesAhead = 8;
 
@@ -156,8 +153,7 @@ class SegmentConsumer {
         if (raises(most[r], r)) next_[r] = most[r] * args_.scale_log2;
       }
     }
-    const float base[2] = {next_[0] == kNegativeInfinity ? 0.0f : next_[0],
-                           next_[1] == kNegativeInfinity ? 0.0f : next_[1]};
+    const float base[2] = {shift(next_[0]), shift(next_[1])};
     new_sum_[0] = new_sum_[1] = 0.0f;
 #pragma unroll
     for (int j = 0; j < 32; j += 2) {
@@ -278,19 +274,11 @@ class SegmentConsumer {
 #pragma unroll
       for (int tile = 0; tile < 4; ++tile) {
         auto* values = reinterpret_cast<uint4*>(shared_.k[slot][4 * group_ + tile] + chunk * 16);
-        if (chunk >= valid * 8 || !finite(*values)) *values = uint4{};
+        if (chunk >= valid * 8 || !all_finite<Element>(*values)) *values = uint4{};
       }
     }
     fence_proxy_async();
     group_sync();
-  }
-
-  static __device__ __forceinline__ bool finite(uint4 v) {
-    constexpr uint32_t kLow = __is_same(Element, Bf16) ? 0x7f80 : 0x7c00, kHigh = kLow << 16;
-    bool all = true;
-    for (const uint32_t x : {v.x, v.y, v.z, v.w})
-      all = all && (x & kLow) != kLow && (x & kHigh) != kHigh;
-    return all;
   }
 
   const Args& args_;

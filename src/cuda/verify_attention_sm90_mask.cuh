@@ -60,4 +60,14 @@ __device__ __forceinline__ void mask_scores(float (&scores)[32], RowWords words)
   }
 }
 
+// Whether 8 elements of a key are.
+template <typename Element>
+__device__ __forceinline__ bool all_finite(uint4 v) {
+  constexpr uint32_t kLow = __is_same(Element, Bf16) ? 0x7f80 : 0x7c00, kHigh = kLow << 16;
+  bool all = true;
+  for (const uint32_t x : {v.x, v.y, v.z, v.w})
+    all = all && (x & kLow) != kLow && (x & kHigh) != kHigh;
+  return all;
+}
+
 }  // namespace kdt::cuda::sm90

@@ -13,6 +13,14 @@ __device__ __forceinline__ void consumers_sync() {
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
+// Waits until `n_parts` parts of an item are stored. One thread; the others after consumers_sync().
+__device__ __forceinline__ void wait_for_parts(const uint32_t* stored, int n_parts) {
+  uint32_t n;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(stored) : "memory");
+  } while (n != static_cast<uint32_t>(n_parts));
+}
+
 // The output rows of an item.
 struct ItemRows {
   int64_t first;  // of all rows
@@ -28,16 +36,30 @@ __device__ __forceinline__ float row_lse(float reference, float sum) {
   return sum == 0.0f ? kNegativeInfinity : (reference + log2f(sum)) * kLn2;
 }
 
+// A row's exponent reference, in log2, moves only when its maximum is 8 above it: the accumulators
+// are seldom rescaled and every result is the same up to rounding.
+inline constexpr float kReferenceSlack = 8.0f;
+// What a row's exponents are taken relative to: its reference, 0 while the row has seen no key.
+__device__ __forceinline__ float shift(float reference) {
+  return reference == kNegativeInfinity ? 0.0f : reference;
+}
+
 // The partial output of an item is 128 slices of 32 lanes, one after the other: slice = 32 quarter
-// + 16 half + group holds rows 16 quarter .. + 15 and columns 256 half + 16 group .. + 15 as two
-// accumulator fragments, 8 elements a lane. A part's share of the columns is some slices of every
-// part.
+// + 16 half + sixteenth holds rows 16 quarter .. + 15 and columns 256 half + 16 sixteenth .. + 15
+// as two accumulator fragments, 8 elements a lane. A part's share of the columns is some slices of
+// every part.
 inline constexpr int kSlices = 128, kLanes = 32;
 static_assert(kSlices * kLanes * 8 == kPartialElements);
 
 __device__ __forceinline__ uint4* slice_of(const Args& args, int slot, int slice, int lane) {
   return reinterpret_cast<uint4*>(args.partial_out + int64_t{slot} * kPartialElements) +
          slice * kLanes + lane;
+}
+
+// The first of 16 slices of a part that the thread's accumulators are of, 8 elements in each.
+__device__ __forceinline__ uint4* own_slices(const Args& args, int slot) {
+  const int group = threadIdx.x / 128, quarter = threadIdx.x / 32 % 4;
+  return slice_of(args, slot, 32 * quarter + 16 * group, threadIdx.x % 32);
 }
 
 // A row of a part with an element of exponent e (as in its bits, at least kLeastExponent) is stored
@@ -63,20 +85,21 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
   }
 }
 
+// Adds a lane's 8 elements of a slice to `x`, weighted by row.
+__device__ __forceinline__ void add_slice(float* x, uint4 part, float weight0, float weight8) {
+  const uint32_t pairs[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float weight = i % 2 == 0 ? weight0 : weight8;
+    const float2 pair = __half22float2(reinterpret_cast<const __half2&>(pairs[i]));
+    x[2 * i] += weight * pair.x;
+    x[2 * i + 1] += weight * pair.y;
+  }
+}
+
 // Sums of a slice, in the order of a lane's elements.
 struct SliceSums {
   float x[8] = {};
-
-  __device__ __forceinline__ void add(uint4 part, float weight0, float weight8) {
-    const uint32_t pairs[4] = {part.x, part.y, part.z, part.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float weight = i % 2 == 0 ? weight0 : weight8;
-      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(pairs[i]));
-      x[2 * i] += weight * pair.x;
-      x[2 * i + 1] += weight * pair.y;
-    }
-  }
 };
 
 // All lanes call it.

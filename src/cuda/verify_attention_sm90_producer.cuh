@@ -75,7 +75,8 @@ class Producer {
         if (job.kind == Job::kEnd) hand_over(job);
         continue;
       }
-      if (job.kind == Job::kAttend ? job.segment.n_blocks == 0 : job.segment.n_parts == 1) continue;
+      if (job.kind == Job::kAttend ? job.segment.n_blocks == 0 : !job.segment.is_combined())
+        continue;
       // Pages are asked for before the job is handed over: all loads are on their way together.
       const int pages = load_pages(job, job.segment.first_block);
       hand_over(job);

@@ -3,7 +3,9 @@
 //
 // An item is 64 query rows of one request (rows = node * heads + head) against all its key blocks
 // of 64 keys (prefix pages, then tail). A segment is a run of key blocks of one item, done by one
-// thread block; an item of several segments is combined afterwards.
+// thread block. The parts of an item of several segments are combined afterwards, but where one
+// gang leaves it to the next: there the earlier one adds the other part to its own
+// (of_two_gangs()).
 //
 // A gang of g thread blocks does g items at a time, a unit: each block the same key blocks of its
 // item. Units lie one after the other on a line, which is cut evenly among the gangs. There are two
@@ -27,7 +29,7 @@ namespace kdt::cuda::sm90 {
 
 // Costs in key blocks: of a unit, where it is not the only one, and of what a thread block does for
 // one item that it did a part of, or for two.
-inline constexpr int kUnitOverhead = 4, kOnePart = 4, kTwoParts = 10;
+inline constexpr int kUnitOverhead = 4, kOnePart = 3, kTwoParts = 5;
 // Key blocks take longer the more different ones are read at a time: by 1 of so many for each.
 inline constexpr int kReadPenalty = 448;
 // Sizes of gangs that are tried, by request only small ones and those made of a request's items.
@@ -41,6 +43,16 @@ struct Segment {
   // team's are `size` thread blocks apart, and `members` from those of the next one.
   int32_t part, n_parts, owner, gangs, size, members;
   int32_t n_sharers;  // that combine the parts, numbered as the parts and on from there
+
+  // Whether the item's parts are two, of gangs that follow each other. The later gang begins with
+  // its part (1) and stores it; the earlier one ends with its own (0), adds that and stores the
+  // item. So a thread block waits only behind its last part, for one that another begins with.
+  __host__ __device__ bool of_two_gangs() const { return n_parts == 2 && gangs == 2; }
+  // Whether this part goes to the workspace, and whether all are combined when that is done.
+  __host__ __device__ bool is_stored() const {
+    return n_parts > 1 && !(of_two_gangs() && part == 0);
+  }
+  __host__ __device__ bool is_combined() const { return n_parts > 1 && !of_two_gangs(); }
 
   // Where part i is: a thread block has a slot for an item that it begins and one for an item that
   // it goes on with.

@@ -1,6 +1,7 @@
 // Storing what a consumer warpgroup of the wgmma attention kernel has computed.
 #pragma once
 
+#include "cuda/device/exp2.cuh"
 #include "cuda/verify_attention_sm90_parts.cuh"
 
 namespace kdt::cuda::sm90 {
@@ -11,7 +12,7 @@ namespace kdt::cuda::sm90 {
 // tells the others.
 __device__ __forceinline__ void store_part(const Args& args, Shared& shared, const Segment& s,
                                            int parity, int row, const float (&o)[128]) {
-  const int group = threadIdx.x / 128, quarter = threadIdx.x / 32 % 4;
+  const int group = threadIdx.x / 128;
   float most[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int j = 0; j < 128; j += 4) {
@@ -28,7 +29,7 @@ __device__ __forceinline__ void store_part(const Args& args, Shared& shared, con
     if (threadIdx.x % 4 == 0)
       shared.exponent[parity][group][row + 8 * r] = static_cast<uint8_t>(exponent);
   }
-  uint4* out = slice_of(args, s.slot(s.part), 32 * quarter + 16 * group, threadIdx.x % 32);
+  uint4* out = own_slices(args, s.slot(s.part));
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
     const float* v = o + 8 * j;
@@ -87,12 +88,38 @@ __device__ __forceinline__ void store_row(uint16_t* to, int r, const float (&o)[
   }
 }
 
-// The result of segment number `segment` of the block: the item's if it is the only part, or a part
-// in the workspace. The thread has the accumulators `o` of rows `row` and `row` + 8, their exponent
-// references and its share of their sums.
+// Adds the item's other part, which the next gang has stored: accumulators, references and total
+// become the item's.
+__device__ __forceinline__ void add_part(const Args& args, const Segment& s, int row,
+                                         float (&o)[128], float (&reference)[2],
+                                         float (&total)[2]) {
+  const int group = threadIdx.x / 128, slot = s.slot(1);
+  float own[2], other[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float4 stats = args.partial_stats[int64_t{slot} * kRows + row + 8 * r];
+    const float before = reference[r];
+    if (stats.x > before + kReferenceSlack) reference[r] = stats.x;
+    own[r] = reference[r] == before ? 1.0f : exp2_estimate(before - reference[r]);
+    const float factor = exp2_estimate(stats.x - shift(reference[r]));
+    other[r] = factor * (group == 0 ? stats.z : stats.w);
+    total[r] = total[r] * own[r] + stats.y * factor;
+  }
+  if (__any_sync(kAllLanes, own[0] != 1.0f || own[1] != 1.0f)) {  // seldom
+#pragma unroll
+    for (int j = 0; j < 128; ++j) o[j] *= own[j / 2 % 2];
+  }
+  const uint4* from = own_slices(args, slot);
+#pragma unroll
+  for (int j = 0; j < 16; ++j) add_slice(o + 8 * j, from[j * kLanes], other[0], other[1]);
+}
+
+// The result of segment number `segment` of the block: the item's if it is the only part or takes
+// up the other one, or a part in the workspace. The thread has the accumulators `o` of rows `row`
+// and `row` + 8, their exponent references and its share of their sums.
 __device__ __forceinline__ void store_segment(const Args& args, Shared& shared, const Job& job,
-                                              int segment, int row, const float (&o)[128],
-                                              const float (&reference)[2], float (&sum)[2]) {
+                                              int segment, int row, float (&o)[128],
+                                              float (&reference)[2], float (&sum)[2]) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
   const Segment& s = job.segment;
   const int parity = segment & 1;
@@ -105,17 +132,27 @@ __device__ __forceinline__ void store_segment(const Args& args, Shared& shared, 
       if (group == 0) shared.last_reference[parity][row + 8 * r] = reference[r];
     }
   }
-  if (s.n_parts > 1) {
+  if (s.is_stored()) {
     store_part(args, shared, s, parity, row, o);
     consumers_sync();
     if (threadIdx.x < 32) part_is_stored(args, shared, s, parity);
     return;
+  }
+  if (s.of_two_gangs() && threadIdx.x == 0) {
+    uint32_t* stored = args.counters + 2 * s.owner;
+    wait_for_parts(stored, 1);
+    *stored = 0;
   }
   consumers_sync();
   float total[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r)
     total[r] = shared.sum[parity][0][row + 8 * r] + shared.sum[parity][1][row + 8 * r];
+  if (s.of_two_gangs()) {
+    // Nothing is under way, but ptxas cannot tell and would serialize all products (C7515).
+    wgmma_wait<0>();
+    add_part(args, s, row, o, reference, total);
+  }
   const float inverse[2] = {total[0] == 0.0f ? 0.0f : 1.0f / total[0],
                             total[1] == 0.0f ? 0.0f : 1.0f / total[1]};
   const ItemRows rows(args, job);

@@ -258,18 +258,60 @@ AttentionProblem mixed_batch(uint64_t seed, DType kv_dtype, int heads) {
   return a;
 }
 
+// Every implementation is near the CPU's result, with the same bits in `repeats` more calls.
+void expect_same_bits(const AttentionProblem& a, int repeats, SharedScratch& scratch) {
+  const AttentionResult want = truth(a);
+  AttentionCall call(*cuda_backend(), a);
+  on_each(a, [&](const std::string&, const Backend& backend) {
+    const AttentionResult first = call.run(backend, &scratch);
+    expect_near(a, first, want);
+    for (int i = 0; i < repeats; ++i)
+      ASSERT_TRUE(call.run(backend, &scratch) == first) << "repeat " << i;
+  });
+}
+
 TEST_F(AttentionImplementations, RepeatsGiveTheSameBits) {
-  for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
-    const AttentionProblem a = mixed_batch(7, kv, 8);
-    const AttentionResult want = truth(a);
-    AttentionCall call(*cuda_backend(), a);
-    on_each(a, [&](const std::string&, const Backend& backend) {
-      const AttentionResult first = call.run(backend, &scratch_);
-      expect_near(a, first, want);
-      for (int i = 0; i < 100; ++i)
-        ASSERT_TRUE(call.run(backend, &scratch_) == first) << "repeat " << i;
-    });
+  for (const DType kv : {DType::kBF16, DType::kF8E4M3})
+    expect_same_bits(mixed_batch(7, kv, 8), 100, scratch_);
+}
+
+// More items than multiprocessors: two in five and more are left by one gang of thread blocks to
+// the next (AttentionSchedule.GangsLeaveItemsToTheNextOne). Lengths are `step` apart.
+AttentionProblem items_of_two_gangs(DType type, DType out_dtype, int step) {
+  Random random(9 + step);
+  AttentionProblem a = mla(16, type, type, out_dtype);
+  a.n_words = 1;
+  for (int b = 0; b < 28; ++b)
+    add_request(a, random, 200 + step * b, 17, random_parents(random, 17, 12), 3.0f);
+  return a;
+}
+
+// Parts that are nothing but the last two nodes, which most rows do not see.
+AttentionProblem parts_that_few_rows_see() {
+  Random random(9);
+  AttentionProblem a = mla(4, DType::kBF16, DType::kBF16, DType::kF32);
+  a.n_words = 2;
+  for (int b = 0; b < 27; ++b) add_request(a, random, 64, 66, random_parents(random, 66, 12));
+  return a;
+}
+
+TEST_F(AttentionImplementations, ItemsOfTwoGangs) {
+  for (const auto& [name, a] :
+       {std::pair("equal lengths", items_of_two_gangs(DType::kBF16, DType::kBF16, 0)),
+        {"lengths 9 apart", items_of_two_gangs(DType::kF16, DType::kF32, 9)},
+        {"parts that few rows see", parts_that_few_rows_see()}}) {
+    SCOPED_TRACE(name);
+    expect_same_bits(a, 20, scratch_);
   }
+}
+
+// For the sanitizers, to which the other implementations' work on so many rows would take too long.
+TEST_F(AttentionImplementations, SmallCasesOfTwoGangs) {
+  const Backend* sm90 = implementation("sm90");
+  if (!sm90) GTEST_SKIP() << "not for this GPU";
+  const AttentionProblem a = items_of_two_gangs(DType::kBF16, DType::kBF16, 0);
+  AttentionCall call(*cuda_backend(), a);
+  expect_near(a, call.run(*sm90, &scratch_), truth(a));
 }
 
 // Request b of a batch as a batch of its own; its pages keep their places.
@@ -384,6 +426,25 @@ TEST_F(AttentionImplementations, NanStaysWithTheRowsThatSeeIt) {
       });
     }
   }
+}
+
+TEST_F(AttentionImplementations, NanStaysWithItsRequestAmongItemsOfTwoGangs) {
+  const AttentionProblem a = items_of_two_gangs(DType::kBF16, DType::kF32, 0);
+  AttentionProblem bad = a;
+  AttentionCall call(*cuda_backend(), a);
+  std::vector<bool> hit(a.n_rows);
+  for (const int b : {3, 14, 27}) {  // a key of the first page, of the last one, of the tail
+    const int key = b == 3 ? 5 : 195, width = a.width();
+    const size_t page = a.block_table[static_cast<size_t>(b) * a.max_blocks + key / 64];
+    std::fill_n(b < 27 ? &bad.pages[(page * 64 + key % 64) * width]
+                       : &bad.tail[static_cast<size_t>(a.row_offset[b]) * width],
+                width, NAN);
+    std::fill_n(hit.begin() + a.row_offset[b], 17, true);  // all see it, of the tail the root
+  }
+  AttentionCall bad_call(*cuda_backend(), bad);
+  on_each(bad, [&](const std::string&, const Backend& backend) {
+    expect_nan_where(bad, bad_call.run(backend, &scratch_), call.run(backend, &scratch_), hit);
+  });
 }
 
 // One infinite element of a tail row: whether its score is inf or -inf depends on the query. A row

@@ -66,18 +66,24 @@ void expect_complete(const BatchLengths& lengths, int n_blocks) {
   std::map<int, Item> slots, owners;
   for (int block = 0; block < n_blocks; ++block) {
     Schedule::Cursor cursor;
-    for (Segment s; schedule.next(block, cursor, s);) {
+    bool first = true, waited = false;
+    for (Segment s; schedule.next(block, cursor, s); first = false) {
       const Item item = {s.request, s.item};
+      ASSERT_FALSE(waited) << "a part that takes up another one is not its block's last";
+      ASSERT_TRUE(first || !s.of_two_gangs() || s.part == 0)
+          << "a part that is waited for comes late";
+      waited = s.of_two_gangs() && s.part == 0;
       parts[item].push_back(s);
       ASSERT_EQ(s.n_blocks > 0, s.part < s.n_parts);
       ASSERT_LT(s.request, lengths.n_requests);
       ASSERT_LT(s.item, lengths.items(s.request));
       ASSERT_LE(s.n_parts, n_blocks);
       if (s.n_parts == 1 || s.n_blocks == 0) continue;
-      ASSERT_TRUE(slots.try_emplace(s.slot(s.part), item).second) << "two parts in one slot";
       ASSERT_EQ(owners.try_emplace(s.owner, item).first->second, item);
-      ASSERT_LT(s.slot(s.part), Schedule::slots(n_blocks));
       ASSERT_LT(s.owner, n_blocks);
+      if (!s.is_stored()) continue;
+      ASSERT_TRUE(slots.try_emplace(s.slot(s.part), item).second) << "two parts in one slot";
+      ASSERT_LT(s.slot(s.part), Schedule::slots(n_blocks));
     }
   }
   for (int b = 0; b < lengths.n_requests; ++b) {
@@ -178,6 +184,32 @@ TEST(AttentionSchedule, GivesEveryRestABlockOfItsOwn) {
       while (schedule.next(block, cursor, s)) ++n;
       EXPECT_LE(n, 1) << n_items << " items, block " << block;
     }
+  }
+}
+
+// The batches of AttentionImplementations.ItemsOfTwoGangs.
+TEST(AttentionSchedule, GangsLeaveItemsToTheNextOne) {
+  struct Case {
+    int n_requests, heads, nodes, prefix, step;
+    int items, items_of_last_block;  // at least
+  };
+  for (const Case& c :
+       {Case{28, 16, 17, 200, 0, 50, 0}, {28, 16, 17, 200, 9, 50, 0}, {27, 4, 66, 64, 0, 20, 10}}) {
+    std::vector<int32_t> n_nodes(c.n_requests, c.nodes), prefix(c.n_requests, c.prefix);
+    for (int b = 0; b < c.n_requests; ++b) prefix[b] += c.step * b;
+    const BatchLengths lengths = {n_nodes.data(), prefix.data(), c.n_requests, c.heads};
+    const Schedule schedule = chosen(lengths, 132);
+    int items = 0, items_of_last_block = 0;
+    for (int block = 0; block < 132; ++block) {
+      Schedule::Cursor cursor;
+      for (Segment s; schedule.next(block, cursor, s);) {
+        if (!s.of_two_gangs() || s.part != 1) continue;
+        ++items;
+        items_of_last_block += s.first_block == lengths.key_blocks(s.request) - 1;
+      }
+    }
+    EXPECT_GE(items, c.items) << c.nodes << " nodes, " << c.step;
+    EXPECT_GE(items_of_last_block, c.items_of_last_block);
   }
 }
 
