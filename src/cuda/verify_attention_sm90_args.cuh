@@ -81,7 +81,11 @@ struct Shared {
   BatchTotals totals;
   volatile int blocks_copied;  // key blocks, by the producer so far; a hint
   float reference[kRows];      // exponent references of the rows of p
-  int not_finite[2];           // by the warpgroup that made p: whether scores are not finite
+  union {                      // by the warpgroup that made p: whether they moved for it
+    uint8_t warp[4];
+    uint32_t any;
+  } moved[2];
+  int not_finite[2];  // by the warpgroup that made p: whether scores are not finite
   // By segment parity: exponent references of its rows, and sums by warpgroup.
   float last_reference[2][kRows], sum[2][2][kRows];
   uint8_t exponent[2][2][kRows];  // and exponents of stored parts

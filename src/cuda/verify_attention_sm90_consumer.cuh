@@ -102,8 +102,8 @@ class SegmentConsumer {
     const int block = block_ + i, slot = 1 - group_;
     mbarrier_wait(&shared_.p_full[slot], block >> 1 & 1);
     const float reference[2] = {shared_.reference[row_], shared_.reference[row_ + 8]};
-    if (i > 0 && __any_sync(kAllLanes, moves(reference))) {
-      wgmma_wait<0>();
+    if (i > 0 && shared_.moved[slot].any != 0) {
+      wgmma_wait<0>();  // of all warps or none
       rescale(reference);
     }
     reference_[0] = reference[0];
@@ -117,10 +117,6 @@ class SegmentConsumer {
     for (int step = 0; step < 4; ++step)
       wgmma_64x256<Element>(o_, advance(p, 32 * step), advance(v, 2048 * step), i + step > 0);
     wgmma_commit();
-  }
-
-  __device__ __forceinline__ bool moves(const float (&reference)[2]) const {
-    return reference[0] != reference_[0] || reference[1] != reference_[1];
   }
 
   // Turns scores into probabilities p_ relative to the new references.
@@ -200,11 +196,14 @@ class SegmentConsumer {
 
   // Does o += p v with p_ of block i, and publishes p_ meanwhile.
   __device__ __forceinline__ void products_of_own(int i) {
-    if (i > 0 && __any_sync(kAllLanes, moves(next_))) rescale(next_);
+    const bool moves = next_[0] != reference_[0] || next_[1] != reference_[1];
+    const bool moved = __any_sync(kAllLanes, moves);
+    if (i > 0 && moved) rescale(next_);
     reference_[0] = next_[0];
     reference_[1] = next_[1];
     sum_[0] += new_sum_[0];
     sum_[1] += new_sum_[1];
+    if (lane_ == 0) shared_.moved[group_].warp[threadIdx.x / 32 % 4] = moved;
     store_probabilities();
     if (not_finite_) clear_missing_values(i, group_);
     const uint64_t v = column_major_descriptor(shared_.k[group_][4 * group_]);
