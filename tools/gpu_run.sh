@@ -144,7 +144,7 @@ run_bench() {
   cat "$out/bench.log"
   if command -v ncu >/dev/null; then
     profile_round
-    python3 tools/attention_counters.py $bin/kdtree "$out"
+    python3 tools/attention_counters.py $bin/kdtree "$out" || status=1
   fi
   return $status
 }

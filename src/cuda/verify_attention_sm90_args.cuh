@@ -47,7 +47,8 @@ struct Args {
   uint16_t* partial_out;  // [slots, 64 * 512] fp16, in slices of accumulator fragments
   float4* partial_stats;  // [slots, 64]: exponent reference and sum of a row, the inverses of the
                           // powers of two of its halves
-  uint32_t* counters;  // [blocks, 2]: parts stored, parts that saw them all; zero between launches
+  uint32_t*
+      counters;  // [blocks, 2]: parts stored, sharers that saw them all; zero between launches
   int32_t max_blocks, n_words;
   OutType out_type;
   float scale_log2;  // scale * log2(e)
@@ -81,7 +82,7 @@ struct Shared {
   BatchTotals totals;
   volatile int blocks_copied;  // key blocks, by the producer so far; a hint
   float reference[kRows];      // exponent references of the rows of p
-  union {                      // by the warpgroup that made p: whether they moved for it
+  union {  // by the warpgroup that made p: whether references moved, by its warps
     uint8_t warp[4];
     uint32_t any;
   } moved[2];

@@ -103,7 +103,7 @@ class SegmentConsumer {
     mbarrier_wait(&shared_.p_full[slot], block >> 1 & 1);
     const float reference[2] = {shared_.reference[row_], shared_.reference[row_ + 8]};
     if (i > 0 && shared_.moved[slot].any != 0) {
-      wgmma_wait<0>();  // of all warps or none
+      wgmma_wait<0>();  // by all warps of the warpgroup or none: they read the same word
       rescale(reference);
     }
     reference_[0] = reference[0];
@@ -139,9 +139,8 @@ class SegmentConsumer {
     }
     next_[0] = reference_[0];
     next_[1] = reference_[1];
-    if (__any_sync(kAllLanes,
-                   raises(most[0], 0) ||
-                       raises(most[1], 1))) {  // seldom; if no lane's does, no row's does
+    // Seldom. Where no lane's maximum raises a reference, the row's does not either.
+    if (__any_sync(kAllLanes, raises(most[0], 0) || raises(most[1], 1))) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         most[r] = fmaxf(most[r], __shfl_xor_sync(kAllLanes, most[r], 1));

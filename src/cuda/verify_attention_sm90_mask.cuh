@@ -60,7 +60,7 @@ __device__ __forceinline__ void mask_scores(float (&scores)[32], RowWords words)
   }
 }
 
-// Whether 8 elements of a key are.
+// Whether 8 elements of a key are all finite.
 template <typename Element>
 __device__ __forceinline__ bool all_finite(uint4 v) {
   constexpr uint32_t kLow = __is_same(Element, Bf16) ? 0x7f80 : 0x7c00, kHigh = kLow << 16;

@@ -36,8 +36,8 @@ __device__ __forceinline__ float row_lse(float reference, float sum) {
   return sum == 0.0f ? kNegativeInfinity : (reference + log2f(sum)) * kLn2;
 }
 
-// A row's exponent reference, in log2, moves only when its maximum is 8 above it: the accumulators
-// are seldom rescaled and every result is the same up to rounding.
+// A row's exponent reference, in log2, moves only when its maximum is more than 8 above it: the
+// accumulators are seldom rescaled and every result is the same up to rounding.
 inline constexpr float kReferenceSlack = 8.0f;
 // What a row's exponents are taken relative to: its reference, 0 while the row has seen no key.
 __device__ __forceinline__ float shift(float reference) {

@@ -187,29 +187,37 @@ TEST(AttentionSchedule, GivesEveryRestABlockOfItsOwn) {
   }
 }
 
-// The batches of AttentionImplementations.ItemsOfTwoGangs.
+// The batches of AttentionImplementations.ItemsOfTwoGangs and, of the first one, the requests that
+// NanStaysWithItsRequestAmongItemsOfTwoGangs spoils.
 TEST(AttentionSchedule, GangsLeaveItemsToTheNextOne) {
   struct Case {
     int n_requests, heads, nodes, prefix, step;
-    int items, items_of_last_block;  // at least
+    int least;  // such items
   };
   for (const Case& c :
-       {Case{28, 16, 17, 200, 0, 50, 0}, {28, 16, 17, 200, 9, 50, 0}, {27, 4, 66, 64, 0, 20, 10}}) {
+       {Case{28, 16, 17, 200, 0, 56}, {28, 16, 17, 200, 9, 56}, {27, 4, 66, 64, 0, 20}}) {
+    SCOPED_TRACE(testing::Message() << c.nodes << " nodes, lengths " << c.step << " apart");
     std::vector<int32_t> n_nodes(c.n_requests, c.nodes), prefix(c.n_requests, c.prefix);
     for (int b = 0; b < c.n_requests; ++b) prefix[b] += c.step * b;
     const BatchLengths lengths = {n_nodes.data(), prefix.data(), c.n_requests, c.heads};
     const Schedule schedule = chosen(lengths, 132);
-    int items = 0, items_of_last_block = 0;
+    int items = 0, of_last_block = 0;
+    std::map<int, int> first_block;  // of a request's parts that are added
     for (int block = 0; block < 132; ++block) {
       Schedule::Cursor cursor;
       for (Segment s; schedule.next(block, cursor, s);) {
         if (!s.of_two_gangs() || s.part != 1) continue;
         ++items;
-        items_of_last_block += s.first_block == lengths.key_blocks(s.request) - 1;
+        of_last_block += s.first_block == lengths.key_blocks(s.request) - 1;
+        first_block[s.request] = s.first_block;
       }
     }
-    EXPECT_GE(items, c.items) << c.nodes << " nodes, " << c.step;
-    EXPECT_GE(items_of_last_block, c.items_of_last_block);
+    EXPECT_GE(items, c.least);
+    EXPECT_GE(of_last_block, 10);
+    if (c.step != 0 || c.nodes != 17) continue;
+    EXPECT_GE(first_block[14], 1);  // keys 0 .. 63 are the other part's
+    EXPECT_EQ(first_block[20], 3);  // keys 192 .. 199, then the tail
+    EXPECT_EQ(first_block[24], 4);  // the tail
   }
 }
 
