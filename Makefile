@@ -10,7 +10,7 @@ build: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) -j $(JOBS) --target kdtree
 
 cuda: nvcc $(BUILD)/cuda/build.ninja
-	@cmake --build $(BUILD)/cuda -j $(JOBS) --target kdtree gpu_tests
+	@cmake --build $(BUILD)/cuda -j $(JOBS) --target kdtree gpu_tests attention_choice_test
 
 # Tests share the cores: an OpenMP thread that spins where it waits holds up the others.
 test: $(BUILD)/build.ninja $(BUILD)/.venv/installed

@@ -5,15 +5,24 @@
 #   tools/gpu_run.sh OUT [tests|sanitizer|bench|all]...      (all by default)
 set -uo pipefail
 cd "$(dirname "$0")/.."
-out=${1:?"usage: tools/gpu_run.sh OUT [tests|sanitizer|bench|all]..."}
+fail() {
+  echo "error: $1; usage: tools/gpu_run.sh OUT [tests|sanitizer|bench|all]..." >&2
+  exit 2
+}
+out=${1-}
+case $out in '' | tests | sanitizer | bench | all) fail "no folder OUT for logs and CSV files" ;; esac
 shift
 steps=${*:-all}
 steps=${steps//all/tests sanitizer bench}
+for step in $steps; do
+  case $step in tests | sanitizer | bench) ;; *) fail "unknown step '$step'" ;; esac
+done
 bin=build/cuda
 [ -d $bin ] || bin=build/gpu
+[ -x $bin/gpu_tests ] || fail "no $bin/gpu_tests: run make cuda, or unpack what tools/gpu_pack.sh packs"
 export LD_LIBRARY_PATH=$PWD/$bin/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export PATH=$PATH:/usr/local/cuda/bin
-mkdir -p "$out"
+mkdir -p "$out" || exit
 failed=()
 
 # What the sanitizers see: every kernel and every variant of it. KDT_TEST_SEEDS bounds what the
@@ -67,6 +76,7 @@ digest() {
 # producer and its warpgroups, and reports what they separate as races: that kernel has a run of its
 # own, over fewer cases, reported and not counted.
 run_sanitizer() {
+  command -v compute-sanitizer >/dev/null || { echo "error: no compute-sanitizer on PATH" >&2; return 1; }
   local all rest status=0 begin=$SECONDS
   local topk=On/DraftTopk.SmallCases/cuda attention=AttentionImplementations.SmallCases
   local two_gangs=AttentionImplementations.SmallCasesOfTwoGangs
@@ -151,13 +161,14 @@ run_bench() {
 
 for step in $steps; do
   echo "== $step"
-  case $step in
-    tests | sanitizer | bench) run_$step || failed+=("$step") ;;
-    *) echo "error: unknown step '$step'" >&2; exit 2 ;;
-  esac
+  run_$step || failed+=("$step")
 done
 if [ ${#failed[@]} -gt 0 ]; then
   echo "FAILED: ${failed[*]}"
   exit 1
 fi
-echo "all passed: $steps"
+if grep -qs 'SKIPPED.*all tests' "$out/tests.log"; then
+  echo "skipped: no GPU in this machine"
+else
+  echo "all passed: $steps"
+fi
