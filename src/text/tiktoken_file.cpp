@@ -10,6 +10,9 @@
 namespace kdt::text {
 namespace {
 
+// Kimi's files leave a few hundred. Each takes some 500 bytes of memory, and none in a file.
+constexpr int64_t kMaxReserved = int64_t{1} << 16;
+
 // pat_str of TikTokenTokenizer in moonshotai's tokenization_kimi.py; its parts joined by "|".
 constexpr std::string_view kKimiPattern =
     R"([\p{Han}]+)"
@@ -131,6 +134,13 @@ TokenizerSpec parse_tiktoken(const std::string& source, std::string_view ranks,
   if (!named.empty() && named.begin()->first < n_ranks) {
     throw_error(ErrorCode::kBadFile, "{}: added token {} has the id of a rank (0..{})",
                 config_source, named.begin()->first, n_ranks - 1);
+  }
+  const int64_t n_reserved = end - n_ranks - static_cast<int64_t>(named.size());
+  if (n_reserved > kMaxReserved) {
+    throw_error(ErrorCode::kBadFile,
+                "{}: {} ranks and {} named tokens leave {} ids up to {} without a token, expected "
+                "at most {}",
+                source, n_ranks, named.size(), n_reserved, end - 1, kMaxReserved);
   }
   for (auto id = n_ranks; id < end; ++id) {
     const auto found = named.find(id);

@@ -166,6 +166,13 @@ TEST(Tiktoken, RefusesBrokenFiles) {
             "m with tokenizer_config.json: added_tokens_decoder key 'x' is not a token id");
   EXPECT_EQ(tiktoken_error(ranks(), "", R"({"vocab_size": 99999999})"),
             "m with config.json: vocab_size is 99999999, expected an integer from 0 to 4194304");
+  // A few bytes must not ask for gigabytes of reserved tokens.
+  EXPECT_EQ(tiktoken_error(ranks(), "", R"({"vocab_size": 4194304})"),
+            "m: 4064 ranks and 0 named tokens leave 4190240 ids up to 4194303 without a token, "
+            "expected at most 65536");
+  EXPECT_EQ(tiktoken_error(ranks(), R"({"added_tokens_decoder": {"4194303": {"content": "[X]"}}})"),
+            "m: 4064 ranks and 1 named tokens leave 4190239 ids up to 4194303 without a token, "
+            "expected at most 65536");
 }
 
 TEST(SplitPattern, RewritesWhatPcre2ReadsDifferently) {
