@@ -1,7 +1,6 @@
 #include "checkpoint/checkpoint.h"
 
 #include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -16,17 +15,16 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMaxIndexBytes = size_t{256} << 20;
 
-// Shard name -> the tensors the index promises in it.
-using ShardTensors = std::map<std::string, std::vector<std::string>>;
-
 // A shard lives in the checkpoint's own directory, whatever the index says.
 bool is_plain_file_name(const std::string& name) {
   return name.ends_with(".safetensors") && name.find('/') == name.npos &&
          name.find('\0') == name.npos;
 }
 
-ShardTensors read_index(const std::string& path) {
-  const Json document = parse_object(read_text_file(path, kMaxIndexBytes), path);
+}  // namespace
+
+ShardTensors parse_shard_index(const std::string& path, std::string_view json) {
+  const Json document = parse_object(json, path);
   const auto map = document.find("weight_map");
   if (map == document.end() || !map->is_object() || map->empty())
     throw_error(ErrorCode::kBadFile, "{}: weight_map is missing or empty, expected tensor: shard",
@@ -42,8 +40,6 @@ ShardTensors read_index(const std::string& path) {
   }
   return shards;
 }
-
-}  // namespace
 
 Checkpoint::Checkpoint(const std::string& dir) : dir_(dir) {
   const fs::path base(dir);
@@ -64,7 +60,8 @@ void Checkpoint::add(const TensorView& tensor) {
 }
 
 void Checkpoint::open_shards(const std::string& index_path) {
-  const ShardTensors promised = read_index(index_path);
+  const ShardTensors promised =
+      parse_shard_index(index_path, read_text_file(index_path, kMaxIndexBytes));
   std::unordered_map<std::string_view, const TensorView*> stored;  // every tensor of every shard
   for (const auto& [shard, names] : promised) {
     const std::string path = (fs::path(dir_) / shard).string();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -13,6 +14,13 @@
 namespace kdt::checkpoint {
 
 struct TargetConfig;
+
+// Shard name -> the tensors that an index promises in it.
+using ShardTensors = std::map<std::string, std::vector<std::string>>;
+
+// The weight_map of model.safetensors.index.json. Throws kBadFile naming `path`; the shards are
+// names of .safetensors files, never paths out of the checkpoint's directory.
+ShardTensors parse_shard_index(const std::string& path, std::string_view json);
 
 // Opens every shard at construction; kIo / kBadFile when a shard is missing or broken, or when
 // index and shards disagree (naming shard and tensor). Thread-safe to read. Movable; views stay
