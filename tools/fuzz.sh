@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs every fuzz target for SECONDS each: fuzz.sh 300. Needs clang and libclang-rt (libFuzzer).
+# Runs every fuzz target, or those named, for SECONDS each: fuzz.sh 300 [tiktoken tools ...]. Needs
+# clang and libclang-rt (libFuzzer).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cmake -S . -B build-fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ \
@@ -8,6 +9,7 @@ cmake -S . -B build-fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ \
 cmake --build build-fuzz --target fuzzers
 for target in $(find build-fuzz/src -name 'fuzz_*' -type f -executable); do
   name=$(basename "$target"); name=${name#fuzz_}
+  [[ $# -lt 2 || " ${*:2} " == *" $name "* ]] || continue
   work=build-fuzz/corpus/$name
   mkdir -p "$work"
   echo "$name"
