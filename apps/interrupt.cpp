@@ -29,8 +29,12 @@ void wait_for_signals(sigset_t signals) {
 void install_interrupt_handler() {
   sigset_t signals;
   sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    // A shell starts background jobs with SIGINT ignored: Ctrl-C is for the job in front.
+    struct sigaction inherited;
+    ::sigaction(signal, nullptr, &inherited);
+    if (inherited.sa_handler != SIG_IGN) sigaddset(&signals, signal);
+  }
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   start_thread(wait_for_signals, signals).detach();
 }

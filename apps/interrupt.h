@@ -9,7 +9,8 @@
 
 namespace kdt::apps {
 
-// Call once, before any thread starts: SIGINT and SIGTERM go to a thread that waits for them.
+// Call once, before any thread starts: SIGINT and SIGTERM go to a thread that waits for them,
+// except one that the parent process had ignored, which stays so.
 void install_interrupt_handler();
 
 // The streams to cancel; replaces the earlier ones.

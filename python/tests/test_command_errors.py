@@ -499,10 +499,17 @@ def test_no_thread():
     assert_fails(run(*PAIR, *IDS, preexec_fn=limit), "refused a thread")
 
 
-def interrupt(arguments, signals):
+def interrupt(arguments, signals, inherited=signal.SIG_DFL):
+    """Sends the signals after their delays, to a process that starts with this handling of them."""
+
+    def inherit():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, inherited)
+
     process = subprocess.Popen([BINARY, "generate", *PAIR, "--ignore-eos", "--max-tokens", "4000",
                                 "--prompt", "def f(", *arguments],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               preexec_fn=inherit)  # fmt: skip
     for delay, number in signals:
         time.sleep(delay)
         process.send_signal(number)
@@ -523,3 +530,12 @@ def test_interrupt(number):
 def test_interrupt_while_loading():
     status, out, err = interrupt(["--json"], [(0.0, signal.SIGINT)])
     assert status in (130, -signal.SIGINT) and not out and not err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ignored_signals_stay_ignored(number):
+    """A shell's background jobs ignore SIGINT: the run goes on to its end."""
+    signals = [(0.1, number)] * 5
+    status, out, err = interrupt(["--json", "--context", "600"], signals, signal.SIG_IGN)
+    assert (status, err) == (0, b"")
+    assert json.loads(out)["finish_reason"] == "length"
