@@ -14,14 +14,6 @@
 namespace kdt::apps {
 namespace {
 
-// Every backend's, each once.
-std::vector<std::string> op_names() {
-  std::vector<std::string> names = bench_op_names();
-  for (const std::string& name : gpu_bench_names())
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-  return names;
-}
-
 struct BenchFlags {
   BenchOptions options;
   bool decode = false, profile = false;
@@ -57,7 +49,6 @@ void add_flags(CLI::App& app, BenchFlags* flags) {
       ->type_name("NAME")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->check(CLI::IsMember(op_names()).description(""))
       ->group("Ops");
   app.add_option("--min-time", o.min_time, "Seconds of measuring per op and shape")
       ->type_name("S")
@@ -92,6 +83,35 @@ void add_flags(CLI::App& app, BenchFlags* flags) {
       "      --budget 32 --prompt 'def main():'        where a round's time goes\n");
 }
 
+// Refuses the flags that this measurement would ignore.
+void check_flags(const CLI::App& app, const BenchFlags& flags) {
+  const auto refuse = [&app](std::initializer_list<const char*> names, const char* why) {
+    for (const char* name : names)
+      if (app.count(name) > 0) throw UsageError(fmt::format("{} {}", name, why));
+  };
+  const BenchOptions& o = flags.options;
+  if (flags.decode && flags.profile) throw UsageError("--decode and --profile exclude each other");
+  if (!flags.profile) refuse({"--budget"}, "is for --profile; --decode takes --budgets");
+  if (!flags.decode) refuse({"--budgets"}, "is for --decode; --profile takes --budget");
+  if (flags.decode || flags.profile) {
+    if (o.backend == "cuda")
+      throw UsageError("--backend cuda measures ops; --decode and --profile run on the CPU");
+    refuse({"--op", "--min-time", "--csv-dir"}, "is for ops, without --decode and --profile");
+    if (o.draft_dir.empty() && o.budget > 0)  // budget 0 is plain decoding
+      refuse({"--budgets", "--budget"}, "needs a drafter: add --draft DIR");
+    return;
+  }
+  refuse({"--max-tokens", "--repeats"}, "is for --decode or --profile");
+  if (o.prompts.any()) throw UsageError("a prompt is for --decode or --profile");
+  if (o.backend == "cuda") {
+    refuse({"--csv"}, "is for the CPU; --backend cuda writes its files to --csv-dir");
+    refuse({"--model", "--draft", "--min-time"}, "is for the CPU, not for --backend cuda");
+  } else {
+    refuse({"--csv-dir"}, "is for --backend cuda");
+    if (o.model_dir.empty()) refuse({"--draft"}, "needs --model DIR");
+  }
+}
+
 int run_op_bench(const BenchOptions& o) {
   const bool cuda = o.backend == "cuda";
   const std::vector<std::string> known = cuda ? gpu_bench_names() : bench_op_names();
@@ -99,21 +119,15 @@ int run_op_bench(const BenchOptions& o) {
     if (std::find(known.begin(), known.end(), op) == known.end())
       throw UsageError(
           fmt::format("--op {}: --backend {} measures {}", op, o.backend, fmt::join(known, ", ")));
-  if (o.prompts.any()) throw UsageError("a prompt is for --decode or --profile");
-  if (cuda && !o.csv.empty()) throw UsageError("--backend cuda writes its files to --csv-dir");
-  if (cuda && !o.model_dir.empty()) throw UsageError("--backend cuda takes no --model");
-  if (!cuda && !o.csv_dir.empty()) throw UsageError("--csv-dir is for --backend cuda");
   return cuda ? bench_cuda(o) : bench_ops(o);
 }
 
-int run_bench(const BenchFlags& flags) {
+int run_bench(const CLI::App& app, const BenchFlags& flags) {
   const BenchOptions& o = flags.options;
+  check_flags(app, flags);
   set_cpu_threads(o.threads);
   if (!o.csv.empty()) const AtomicFile probe(o.csv);  // throws before hours of measuring
   if (!flags.decode && !flags.profile) return run_op_bench(o);
-  if (o.backend == "cuda")
-    throw UsageError("--backend cuda measures ops; --decode and --profile run on the CPU");
-  if (flags.decode && flags.profile) throw UsageError("--decode and --profile exclude each other");
   if (o.model_dir.empty())
     throw UsageError(fmt::format("{} needs --model DIR", flags.decode ? "--decode" : "--profile"));
   check_prompts(o.prompts);
@@ -131,7 +145,7 @@ Command add_bench(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("bench", "Measure ops, decoding modes, or the parts of a decode round");
   add_flags(*command, flags.get());
-  return [flags] { return run_bench(*flags); };
+  return [command, flags] { return run_bench(*command, *flags); };
 }
 
 }  // namespace kdt::apps

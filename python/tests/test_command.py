@@ -301,6 +301,13 @@ def test_bench_decode(tmp_path):
         assert float(row["tokens/s"]) > 0 and float(row["ms/round"]) > 0
 
 
+def test_bench_decode_without_drafter():
+    """One mode, which has none to agree with."""
+    run = kdtree("bench", "--decode", "--model", MODEL, "--prompt", "x", "--max-tokens", "4")
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert b"plain" in run.stdout and b"same tokens" not in run.stdout
+
+
 def test_bench_profile(tmp_path):
     """The ops and what lies between them add up to the round."""
     path = tmp_path / "profile.csv"

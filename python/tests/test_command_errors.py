@@ -18,7 +18,8 @@ from safetensors_edit import Safetensors
 
 pytestmark = needs_binary
 
-IDS = ["--prompt-ids", "1,2,3", "--max-tokens", "4"]
+ONE = ["--prompt-ids", "1,2,3"]
+IDS = [*ONE, "--max-tokens", "4"]
 
 
 def run(*arguments, **options):
@@ -92,8 +93,21 @@ USAGE = {
     "ids: negative": (["generate", *PAIR, "--prompt-ids", "1,-2"], "--prompt-ids", "-2"),
     "ids: beyond int": (["generate", *PAIR, "--prompt-ids", "99999999999"], "--prompt-ids"),
     "system without chat": (["generate", *PAIR, "--prompt", "x", "--system", "y"], "--chat"),
-    "unknown op": (["bench", "--op", "frobnicate"], "--op", "frobnicate"),
+    "unknown op": (["bench", "--op", "frobnicate"], "op frobnicate: --backend cpu", "linear"),
     "op of the other backend": (["bench", "--op", "verify_attention_variants"], "--op", "linear"),
+    "op of decoding": (["bench", "--decode", *PAIR, *ONE, "--op", "rope"], "--op is for ops"),
+    "seconds of decoding": (["bench", "--profile", *PAIR, *ONE, "--min-time", "1"], "--min-time"),
+    "budget of --decode": (["bench", "--decode", *PAIR, *ONE, "--budget", "9"], "--budgets"),
+    "budgets of --profile": (["bench", "--profile", *PAIR, *ONE, "--budgets", "9"], "--budget"),
+    "budgets of ops": (["bench", "--budgets", "8"], "--budgets is for --decode"),
+    "budget of ops": (["bench", "--budget", "8"], "--budget is for --profile"),
+    "repeats of ops": (["bench", "--repeats", "2"], "--repeats is for --decode or --profile"),
+    "budgets without drafter": (["bench", "--decode", "--model", MODEL, *ONE, "--budgets", "8"],
+                                "--budgets needs a drafter"),
+    "profile without drafter": (["bench", "--profile", "--model", MODEL, *ONE, "--budget", "8"],
+                                "--budget needs a drafter"),
+    "drafter alone": (["bench", "--draft", DRAFT], "--draft needs --model"),
+    "seconds on the GPU": (["bench", "--backend", "cuda", "--min-time", "1"], "--min-time"),
     "csv file of the GPU": (["bench", "--backend", "cuda", "--csv", "x"], "--csv-dir"),
     "csv directory of the CPU": (["bench", "--csv-dir", "x"], "--csv-dir", "cuda"),
     "decoding on the GPU": (["bench", "--backend", "cuda", "--decode", *PAIR, *IDS], "cuda"),
