@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "apps/commands.h"
 #include "apps/interrupt.h"
@@ -54,13 +56,26 @@ int run(const Command& command) {
   return 1;
 }
 
-int complain(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
+bool is_flag(const std::string& word) {
+  return word.starts_with('-');
+}
+
+std::string problem_without_command(const std::vector<std::string>& words) {
+  const std::string wanted = "give a command: generate, inspect or bench";
+  if (words.empty()) return wanted;
+  if (is_flag(words[0])) return fmt::format("'{}' is no flag of kdtree; {}", words[0], wanted);
+  return fmt::format("there is no command '{}'", words[0]);
+}
+
+int complain(const CLI::App& app, const CLI::ParseError& error) {
   const auto chosen = app.get_subcommands();
+  const std::vector<std::string> unknown = app.remaining(true);
+  // The parser may complain of the flag's value, or of a required flag that this one was meant for.
+  const auto flag = std::find_if(unknown.begin(), unknown.end(), is_flag);
+  const std::string problem = chosen.empty()          ? problem_without_command(unknown)
+                              : flag != unknown.end() ? fmt::format("there is no flag '{}'", *flag)
+                                                      : error.what();
   const std::string help = chosen.empty() ? "--help" : chosen[0]->get_name() + " --help";
-  const bool unknown = !first.empty() && !first.starts_with('-');
-  const std::string problem = !chosen.empty() ? error.what()
-                              : unknown       ? fmt::format("there is no command '{}'", first)
-                                              : "give a command: generate, inspect or bench";
   print_error(fmt::format("{} (see kdtree {})", problem, help));
   return 2;
 }
@@ -97,7 +112,7 @@ int main(int argc, char** argv) {
     return run(
         [&] { return write_out(chosen.empty() ? app.help() : chosen[0]->help("kdtree")), 0; });
   } catch (const CLI::ParseError& error) {
-    return complain(app, error, argc > 1 ? argv[1] : "");
+    return complain(app, error);
   }
   return run([&] { return install_interrupt_handler(), command(); });
 }
