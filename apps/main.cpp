@@ -87,6 +87,7 @@ int main(int argc, char** argv) {
   prepare_standard_streams();
   CLI::App app("kdtree: inference for Kimi K2 models with DDTree speculative decoding");
   app.require_subcommand(1);
+  app.set_version_flag("--version", "kdtree, commit " KDT_COMMIT, "Print the commit and exit");
   app.get_formatter()->column_width(26);
   app.footer(
       "'kdtree COMMAND --help' lists the flags of a command. A first try:\n"
@@ -111,6 +112,8 @@ int main(int argc, char** argv) {
     const auto chosen = app.get_subcommands();
     return run(
         [&] { return write_out(chosen.empty() ? app.help() : chosen[0]->help("kdtree")), 0; });
+  } catch (const CLI::CallForVersion& version) {
+    return run([&] { return write_out(fmt::format("{}\n", version.what())), 0; });
   } catch (const CLI::ParseError& error) {
     return complain(app, error);
   }

@@ -335,6 +335,12 @@ def test_csv_replaces_the_old_file_only_when_complete(tmp_path):
     assert path.read_text().startswith("# kdtree bench") and list(tmp_path.iterdir()) == [path]
 
 
+def test_version():
+    run = kdtree("--version")
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert re.fullmatch(r"kdtree, commit \S+\n", run.stdout.decode())
+
+
 def test_help_teaches():
     assert b"generate" in kdtree("--help").stdout
     for command in ("generate", "inspect", "bench"):
