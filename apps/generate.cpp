@@ -196,7 +196,7 @@ void add_model_flags(CLI::App& app, GenerateOptions* o) {
                ->check(not_empty()));
   in_group(app.add_option("--context", o->context, "Context limit in tokens (default: the model's)")
                ->type_name("N")
-               ->check(in_range(0, std::numeric_limits<int>::max())));
+               ->check(in_range(1, std::numeric_limits<int>::max())));
   const std::map<std::string, checkpoint::DraftAmplitude> amplitudes{
       {"auto", checkpoint::DraftAmplitude::kByRopeType},
       {"full", checkpoint::DraftAmplitude::kFullMscale},
