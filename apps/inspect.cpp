@@ -30,8 +30,8 @@ int inspect_directory(const InspectOptions& o) {
 int inspect_file(const InspectOptions& o) {
   if (std::filesystem::is_regular_file(o.path) && !kdtr::is_kdtr(o.path))
     throw_error(ErrorCode::kInvalidArgument,
-                "{}: inspect takes the directory of a checkpoint or a KDTR file; this is neither",
-                o.path);
+                "{}: inspect takes the directory of a checkpoint or a KDTR file; this is neither{}",
+                o.path, o.path.ends_with(".safetensors") ? "; give its directory" : "");
   const kdtr::Summary summary = kdtr::summarize(kdtr::Reader(o.path), o.verify);
   write_out(kdtr::to_text(summary));
   if (!summary.sound)

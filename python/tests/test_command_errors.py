@@ -167,7 +167,8 @@ def test_models_in_each_others_place():
 
 
 def test_inspect_of_other_files(tmp_path):
-    assert_fails(kdtree("inspect", MODEL / "model.safetensors"), "model.safetensors", "directory")
+    weights = MODEL / "model.safetensors"
+    assert_fails(kdtree("inspect", weights), weights, "give its directory")
     assert_fails(kdtree("inspect", MODEL / "config.json"), "config.json", "directory", "KDTR")
     (tmp_path / "empty").touch()
     assert_fails(kdtree("inspect", tmp_path / "empty"), tmp_path / "empty")
