@@ -85,6 +85,7 @@ USAGE = {
     "negative top-k": (["generate", *PAIR, *IDS, "--top-k", "-3"], "--top-k: -3"),
     "top-k beyond int": (["generate", *PAIR, *IDS, "--top-k", "9" * 12], "--top-k", "999"),
     "min-p 1": (["generate", *PAIR, *IDS, "--min-p", "1"], "--min-p: 1", "below 1"),
+    "no context": (["generate", *PAIR, *IDS, "--context", "0"], "--context: 0", "from 1"),
     "negative context": (["generate", *PAIR, *IDS, "--context", "-5"], "--context: -5"),
     "a tree of JSON": (["generate", *PAIR, *IDS, "--show-tree", "--json"], "--show-tree", "--json"),
     "no tree to show": (["generate", *PAIR, *IDS, "--show-tree", "--no-spec"], "--show-tree"),
