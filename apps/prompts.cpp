@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <limits>
 
 #include "apps/commands.h"
+#include "base/error.h"
 #include "base/mapped_file.h"
 #include "engine/request.h"
 #include "ops/tree_build.h"
@@ -32,6 +34,17 @@ Ids parse_ids(const std::string& list) {
   return ids;
 }
 
+std::string read_prompt(const std::string& path) {
+  if (path != "-") return read_text_file(path, kMaxPromptBytes);
+  std::string text;
+  for (int c; text.size() <= kMaxPromptBytes && (c = std::getchar()) != EOF;)
+    text += static_cast<char>(c);
+  if (text.empty() || text.size() > kMaxPromptBytes)
+    throw_error(ErrorCode::kBadFile, "standard input: {}",
+                text.empty() ? "no prompt in it" : "too long for a prompt");
+  return text;
+}
+
 }  // namespace
 
 void add_prompt_flags(CLI::App& app, PromptOptions* o) {
@@ -45,7 +58,7 @@ void add_prompt_flags(CLI::App& app, PromptOptions* o) {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   };
   add_list("--prompt", o->texts, "TEXT", "Text to continue; special tokens are parsed, no BOS");
-  add_list("--prompt-file", o->files, "FILE", "The same, from a file");
+  add_list("--prompt-file", o->files, "FILE", "The same, from a file; -: from standard input");
   add_list("--prompt-ids", o->ids, "1,2,3", "Token ids, used as given");
   add_list("--chat", o->chats, "TEXT", "A user's message, in the model's chat format");
   add("--system", o->system, "TEXT", "System message of --chat (default: the format's own)");
@@ -78,8 +91,7 @@ std::vector<Ids> encode_prompts(const PromptOptions& o, const std::string& model
   for (const std::string& prompt : o.texts)
     prompts.push_back(tokenizer->encode(prompt, SpecialTokens::kParse));
   for (const std::string& path : o.files)
-    prompts.push_back(
-        tokenizer->encode(read_text_file(path, kMaxPromptBytes), SpecialTokens::kParse));
+    prompts.push_back(tokenizer->encode(read_prompt(path), SpecialTokens::kParse));
   for (const std::string& ids : o.ids) prompts.push_back(parse_ids(ids));
   if (o.chats.empty()) return prompts;
 

@@ -22,9 +22,10 @@ needs_binary = pytest.mark.skipif(
 
 def kdtree(*arguments, timeout=60, **options):
     """The finished process, stdout and stderr as bytes."""
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    pipe = subprocess.PIPE
+    options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, **options}
     command = [BINARY, *(a if isinstance(a, bytes) else str(a) for a in arguments)]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, timeout=timeout, **options)
+    return subprocess.run(command, timeout=timeout, **options)
 
 
 def generate(*arguments, **options):

@@ -156,6 +156,13 @@ def test_prompt_that_is_not_utf8():
     assert bad["prompt_ids"] == want["prompt_ids"] and bad["token_ids"] == want["token_ids"]
 
 
+def test_prompt_from_standard_input(tmp_path):
+    (tmp_path / "prompt").write_text("def ü(\n")
+    with open(tmp_path / "prompt") as prompt:
+        out = generate(*PAIR, "--prompt-file", "-", "--max-tokens", "4", stdin=prompt)
+    assert out["prompt_ids"] == generate(*PAIR, "--prompt", "def ü(\n")["prompt_ids"]
+
+
 def test_threads_do_not_change_the_output():
     flags = ["--prompt", "def main():", "--max-tokens", "24", "--temperature", "1"]
     runs = [generate(*PAIR, *flags, "--threads", n)["token_ids"] for n in (1, 2, 5)]

@@ -137,6 +137,7 @@ REFUSED = {
     "prompt beyond a chosen context": ([*IDS, "--context", "3"], "3"),
     "context beyond the model's": ([*IDS, "--context", "5000"], "5000", "4096"),
     "no such prompt file": (["--prompt-file", "/nowhere/prompt.txt"], "/nowhere/prompt.txt"),
+    "no prompt on standard input": (["--prompt-file", "-"], "standard input"),
     "lines in a file name": (["--prompt-file", "/no\nwhere\n\n\n.txt"], "/no?where???.txt"),
     "a directory as prompt file": (["--prompt-file", "/tmp"], "/tmp"),
     "a bad prompt of a batch": (["--prompt-ids", "1", "--prompt-ids", "9999"], "prompt 2", "9999"),
