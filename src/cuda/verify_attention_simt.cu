@@ -4,6 +4,7 @@
 
 #include "cuda/device/dependency.cuh"
 #include "cuda/device/lanes.cuh"
+#include "cuda/device/online_softmax.cuh"
 #include "cuda/device/store.cuh"
 #include "cuda/launch.h"
 #include "cuda/verify_attention.h"
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kWarps * 32) simt_kernel(const VerifyAttention
       s += q[d] * (element(key.rows, p.kv_dtype, key.row * width + d) * key.scale);
     s = warp_sum(s) * p.scale;
     const float new_max = fmaxf(max, s);
-    const float shift = new_max == -INFINITY ? 0.0f : new_max;
+    const float shift = device::shift(new_max);
     const float shrink = expf(max - shift), weight = expf(s - shift);
     max = new_max;
     sum = sum * shrink + weight;
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(kWarps * 32) simt_kernel(const VerifyAttention
 
   float all_max = -INFINITY, all_sum = 0.0f;
   for (int w = 0; w < kWarps; ++w) all_max = fmaxf(all_max, maxima[w]);
-  const float shift = all_max == -INFINITY ? 0.0f : all_max;
+  const float shift = device::shift(all_max);
   for (int w = 0; w < kWarps; ++w) all_sum += sums[w] * expf(maxima[w] - shift);
   for (int d = threadIdx.x; d < p.latent_dim; d += kWarps * 32) {
     float total = 0.0f;

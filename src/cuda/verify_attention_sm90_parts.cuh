@@ -4,6 +4,7 @@
 
 #include <cuda_fp16.h>
 
+#include "cuda/device/online_softmax.cuh"
 #include "cuda/verify_attention_sm90_args.cuh"
 
 namespace kdt::cuda::sm90 {
@@ -34,14 +35,6 @@ struct ItemRows {
 // Log-sum-exp of a row from its reference (base 2) and sum.
 __device__ __forceinline__ float row_lse(float reference, float sum) {
   return sum == 0.0f ? kNegativeInfinity : (reference + log2f(sum)) * kLn2;
-}
-
-// A row's exponent reference, in log2, moves only when its maximum is more than 8 above it: the
-// accumulators are seldom rescaled and every result is the same up to rounding.
-inline constexpr float kReferenceSlack = 8.0f;
-// What a row's exponents are taken relative to: its reference, 0 while the row has seen no key.
-__device__ __forceinline__ float shift(float reference) {
-  return reference == kNegativeInfinity ? 0.0f : reference;
 }
 
 // The partial output of an item is 128 slices of 32 lanes, one after the other: slice = 32 quarter

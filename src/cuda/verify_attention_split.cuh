@@ -8,6 +8,7 @@
 #include "cuda/device/dependency.cuh"
 #include "cuda/device/exp2.cuh"
 #include "cuda/device/lanes.cuh"
+#include "cuda/device/online_softmax.cuh"
 #include "cuda/device/store.cuh"
 #include "cuda/launch.h"
 #include "ops/verify_attention.h"
@@ -77,7 +78,7 @@ struct SplitRow {
     for (int i = 16; i > 0; i /= 2) max = fmaxf(max, __shfl_xor_sync(device::kAllLanes, max, i));
     for (int s = threadIdx.x % 32; s < splits.n; s += 32) {
       const float2 stats = partials.stats[at(s)];
-      sum += exp2f(stats.x - shift(max)) * stats.y;
+      sum += exp2f(stats.x - device::shift(max)) * stats.y;
     }
     for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(device::kAllLanes, sum, i);
     return {max, sum};
@@ -100,7 +101,7 @@ struct SplitRow {
       }
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        const float weight = exp2f(references[k] - shift(max));
+        const float weight = exp2f(references[k] - device::shift(max));
         sum.x += weight * values[k].x;
         sum.y += weight * values[k].y;
         sum.z += weight * values[k].z;
@@ -108,11 +109,6 @@ struct SplitRow {
       }
     }
     return sum;
-  }
-
- private:
-  __device__ static float shift(float max) {
-    return max == -INFINITY ? 0.0f : max;
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/exp2.cuh"
+#include "cuda/device/online_softmax.cuh"
 #include "cuda/device/store.cuh"
 #include "cuda/device/tree_mask.cuh"
 #include "cuda/verify_attention_tile_memory.cuh"
@@ -15,8 +16,6 @@ class TileSoftmax {
   using Memory = typename Tile::Memory;
   static constexpr int kRun = Tile::kRun, kRuns = Tile::kRuns;
   static constexpr int kStride = kRun * Tile::kRowThreads;  // from a thread's run to its next
-  // A row's reference moves when a score is this much above it, in log2.
-  static constexpr float kSlack = 8.0f;
 
  public:
   struct alignas(kRun * 4) Run {
@@ -86,7 +85,7 @@ class TileSoftmax {
 #pragma unroll
     for (int step = Tile::kRowThreads / 2; step > 0; step /= 2)
       largest = fmaxf(largest, __shfl_xor_sync(device::kAllLanes, largest, step));
-    const bool rises = largest > max_ + kSlack;
+    const bool rises = largest > max_ + device::kReferenceSlack;
     const float shrink = rises ? device::exp2_estimate(max_ - largest) : 1.0f;
     if (rises) max_ = largest;
     return shrink;
@@ -94,7 +93,7 @@ class TileSoftmax {
 
   __device__ void weigh(int turn, float shrink, const Run (&s)[kRuns]) {
     const float* factors = tile_.key_factors(turn) + Tile::softmax_key();
-    const float shift = max_ == -INFINITY ? 0.0f : max_;
+    const float shift = device::shift(max_);
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
       Run weights;
