@@ -47,8 +47,8 @@ struct Args {
   uint16_t* partial_out;  // [slots, 64 * 512] fp16, in slices of accumulator fragments
   float4* partial_stats;  // [slots, 64]: exponent reference and sum of a row, the inverses of the
                           // powers of two of its halves
-  uint32_t*
-      counters;  // [blocks, 2]: parts stored, sharers that saw them all; zero between launches
+  // [blocks, 2]: parts stored, sharers that saw them all; zero between launches
+  uint32_t* counters;
   int32_t max_blocks, n_words;
   OutType out_type;
   float scale_log2;  // scale * log2(e)

@@ -3,9 +3,9 @@
 //
 // An item is 64 query rows of one request (rows = node * heads + head) against all its key blocks
 // of 64 keys (prefix pages, then tail). A segment is a run of key blocks of one item, done by one
-// thread block. The parts of an item of several segments are combined afterwards,
-// except where one gang leaves the item to the next: there the earlier one adds the other part to
-// its own (of_two_gangs()).
+// thread block. The parts of an item of several segments are combined afterwards, except where one
+// gang leaves the item to the next: there the earlier one adds the other part to its own
+// (of_two_gangs()).
 //
 // A gang of g thread blocks does g items at a time, a unit: each block the same key blocks of its
 // item. Units lie one after the other on a line, which is cut evenly among the gangs. There are two

@@ -89,8 +89,8 @@ TEST_F(AttentionImplementations, NanStaysWithItsRequestAmongItemsOfTwoGangs) {
     std::fill_n(b < 24 ? &bad.pages[(page * 64 + key % 64) * width]
                        : &bad.tail[static_cast<size_t>(a.row_offset[b]) * width],
                 width, NAN);
-    std::fill_n(hit.begin() + a.row_offset[b], 17,
-                true);  // every row sees it; in the tail it is the root
+    // Every row of the request sees it: in the tail it is the root.
+    std::fill_n(hit.begin() + a.row_offset[b], 17, true);
   }
   AttentionCall bad_call(*cuda_backend(), bad);
   on_each(bad, [&](const std::string&, const Backend& backend) {
