@@ -14,13 +14,13 @@ namespace sm90 {
 
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   if (shared_address(&shared) % 1024 != 0) __trap();
-  for (int j = 0; j < kWidthTiles; ++j) mbarrier_init(&shared.q_full[j], 1);
+  mbarrier_init(&shared.q_full, 4);
   mbarrier_init(&shared.q_empty, 8);
   for (int slot = 0; slot < 2; ++slot) {
     for (int j = 0; j < kWidthTiles; ++j) mbarrier_init(&shared.k_full[slot][j], 1);
     for (int pair = 0; pair < 4; ++pair) mbarrier_init(&shared.pair_empty[slot][pair], 4);
     mbarrier_init(&shared.rope_empty[slot], 4);
-    mbarrier_init(&shared.p_full[slot], 4);
+    for (int j = 0; j < kChunks; ++j) mbarrier_init(&shared.p_full[slot][j], 4);
     mbarrier_init(&shared.job_full[slot], 1);
     mbarrier_init(&shared.job_empty[slot], 9);
   }

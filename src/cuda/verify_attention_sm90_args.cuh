@@ -27,6 +27,8 @@ inline constexpr int kThreads = kConsumerThreads + 128;  // and the producer's
 inline constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
 static_assert(kConsumerThreads * kConsumerRegisters + 128 * kProducerRegisters <=
               kThreads * (65536 / kThreads / 8 * 8));
+// Probabilities are handed over in chunks of columns, each as soon as it is ready.
+inline constexpr int kChunks = 2, kChunkSteps = kKeys / 16 / kChunks;
 inline constexpr int kPartialElements = kRows * kLatent;
 inline constexpr int kMaxBlocks = 134;  // thread blocks of a launch
 
@@ -67,16 +69,24 @@ __device__ __forceinline__ int uniform(int value) {
   return __shfl_sync(kAllLanes, value, 0);
 }
 
+// The tiles of a key block in the order in which a slot has them, consumers need them and the producer
+// copies them: the rope tile, the values of the warpgroup that owns the slot, those of the other.
+inline constexpr int kOwnValues = 1, kOtherValues = 5;
+
+__device__ __forceinline__ int tile_at(int slot, int place) {
+  return place == 0 ? kRopeTile : (place - 1) ^ (4 * slot);
+}
+
 struct Shared {
   uint8_t q[kWidthTiles][kTileBytes];
-  uint8_t k[2][kWidthTiles][kTileBytes];
+  uint8_t k[2][kWidthTiles][kTileBytes];  // by place
   uint8_t p[kTileBytes];
-  MBarrier q_full[kWidthTiles], q_empty;
+  // A segment's queries arrive with its first key block. Whose scores need that tells the others.
+  MBarrier q_full, q_empty;
   MBarrier k_full[2][kWidthTiles];
-  // The pairs of latent tiles of a slot and its rope tile are emptied, and filled again, one by
-  // one.
+  // The rope tile of a slot and its pairs of latent tiles are emptied, and filled again, one by one.
   MBarrier pair_empty[2][4], rope_empty[2];
-  MBarrier p_full[2];  // by the warpgroup that made it
+  MBarrier p_full[2][kChunks];  // by the warpgroup that made it
   MBarrier job_full[2], job_empty[2];
   Job job[2];
   BatchTotals totals;

@@ -3,9 +3,9 @@
 // owner computes the scores and probabilities of a block, both multiply the probabilities with
 // their half of the block's values, the owner from registers, the other from shared memory.
 //
-// Products of the block before go between the scores of a block: before the last tiles, so that the
-// slot of the block before is refilled while the scores still need this one's, and after the first
-// ones, which are there early. The two warpgroups run half a period apart.
+// Products of the block before go between the scores of a block: before the last tile, so that the
+// slot of the block before is refilled while the scores still need this one's. The two warpgroups run
+// half a period apart.
 #pragma once
 
 #include "cuda/device/exp2.cuh"
@@ -32,18 +32,23 @@ class SegmentConsumer {
         lane_(threadIdx.x % 32),
         row_(threadIdx.x / 32 % 4 * 16 + lane_ / 4),
         block_(n_blocks),
-        segment_(n_segments) {}
+        segment_(n_segments),
+        q_first_(uniform(row_major(shared.q[tile_at(group_, kOwnValues)]))),
+        q_second_(uniform(row_major(shared.q[tile_at(group_, kOtherValues)]))),
+        k_(uniform(row_major(shared.k[group_]))) {}
 
   // The segment's key blocks, then its result.
   __device__ __forceinline__ void run() {
     const int n = job_.segment.n_blocks;
     if (((block_ + group_) & 1) >= n) arrive(&shared_.q_empty);  // no scores of this warpgroup's
     for (int i = (block_ + group_) & 1; i < n; i += 2) {
+      if (i == 1) mbarrier_wait(&shared_.q_full, segment_ & 1);
       wgmma_touch(s_);
       scores<0, kTilesAhead>(i);
       const RowWords words = row_words(args_, job_, row_, job_.segment.first_block + i);
       if (i > 0) products_of_other(i - 1);
       scores<kTilesAhead, kWidthTiles>(i);
+      if (i == 0) arrive(&shared_.q_full);
       if (i > 0) {
         wgmma_wait<1>();
         wgmma_touch(o_);
@@ -53,8 +58,7 @@ class SegmentConsumer {
       wgmma_touch(s_);
       arrive(&shared_.rope_empty[group_]);
       if (i + 2 >= n) arrive(&shared_.q_empty);
-      group_sync();  // all warps have read the probabilities that are overwritten next
-      softmax(i, words);
+      move_references(i, words);
       products_of_own(i);
     }
     if (n > 0 && ((block_ + n - 1 + group_) & 1) != 0) {
@@ -76,23 +80,22 @@ class SegmentConsumer {
     if (lane_ == 0) mbarrier_arrive(barrier);
   }
 
-  // Starts s = q k^T of block i over some of the tiles, in the order in which the slot was
-  // refilled.
+  // Starts s = q k^T of block i over some of its tiles.
   template <int kFirst, int kEnd>
   __device__ __forceinline__ void scores(int i) {
-    const int block = block_ + i;
-    const uint32_t parity = block >> 1 & 1;
+    const uint32_t parity = (block_ + i) >> 1 & 1;
 #pragma unroll
-    for (int j = kFirst; j < kEnd; ++j) {
-      const int tile = j == 0 ? kRopeTile : (j - 1) ^ (group_ * 4);
-      if (i < 2) mbarrier_wait(&shared_.q_full[tile], segment_ & 1);
-      mbarrier_wait(&shared_.k_full[group_][tile], parity);
+    for (int place = kFirst; place < kEnd; ++place) {
+      mbarrier_wait(&shared_.k_full[group_][place], parity);
       wgmma_fence();
-      const uint64_t q = row_major_descriptor(shared_.q[tile]);
-      const uint64_t k = row_major_descriptor(shared_.k[group_][tile]);
+      const uint32_t q = place < kOwnValues     ? row_major(shared_.q[kRopeTile])
+                         : place < kOtherValues ? q_first_
+                                                : q_second_;
+      const int tile = place < kOwnValues ? 0 : (place - kOwnValues) % 4;
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        wgmma_64x64<Element>(s_, advance(q, 32 * step), advance(k, 32 * step), j + step > 0);
+        wgmma_64x64<Element>(s_, descriptor(q, tile * kTileBytes + 32 * step),
+                             descriptor(k_, place * kTileBytes + 32 * step), place + step > 0);
     }
     wgmma_commit();
   }
@@ -100,7 +103,7 @@ class SegmentConsumer {
   // Starts o += p v of block i, which the other warpgroup owns.
   __device__ __forceinline__ void products_of_other(int i) {
     const int block = block_ + i, slot = 1 - group_;
-    mbarrier_wait(&shared_.p_full[slot], block >> 1 & 1);
+    mbarrier_wait(&shared_.p_full[slot][0], block >> 1 & 1);
     const float reference[2] = {shared_.reference[row_], shared_.reference[row_ + 8]};
     if (i > 0 && shared_.moved[slot].any != 0) {
       wgmma_wait<0>();  // by all warps of the warpgroup or none: they read the same word
@@ -109,22 +112,25 @@ class SegmentConsumer {
     reference_[0] = reference[0];
     reference_[1] = reference[1];
     if (!sees_all(i) && shared_.not_finite[slot] != 0) clear_missing_values(i, slot);
-    const uint64_t p = row_major_descriptor(shared_.p);
-    const uint64_t v = column_major_descriptor(shared_.k[slot][4 * group_]);
+    const uint32_t p = row_major(shared_.p);
+    const uint32_t v = column_major(shared_.k[slot][kOtherValues]);
     wgmma_touch(o_);
-    wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; ++step)
-      wgmma_64x256<Element>(o_, advance(p, 32 * step), advance(v, 2048 * step), i + step > 0);
+    for (int step = 0; step < 4; ++step) {
+      if (step > 0 && step % kChunkSteps == 0)
+        mbarrier_wait(&shared_.p_full[slot][step / kChunkSteps], block >> 1 & 1);
+      if (step % kChunkSteps == 0) wgmma_fence();
+      wgmma_64x256<Element>(o_, descriptor(p, 32 * step), descriptor(v, 2048 * step), i + step > 0);
+    }
     wgmma_commit();
   }
 
-  // Turns scores into probabilities p_ relative to the new references.
-  __device__ __forceinline__ void softmax(int i, RowWords words) {
+  // Masks the scores and finds the references that they need.
+  __device__ __forceinline__ void move_references(int i, RowWords words) {
     if (sees_all(i)) {
       not_finite_ = false;
     } else {
-      not_finite_ = scores_not_finite();
+      not_finite_ = group_any(any_not_finite(s_));
       if (not_finite_) {  // the values of its key are cleared: the score must spoil the row
 #pragma unroll
         for (float& s : s_) s += 0.0f * s;
@@ -148,14 +154,17 @@ class SegmentConsumer {
         if (raises(most[r], r)) next_[r] = most[r] * args_.scale_log2;
       }
     }
-    const float base[2] = {shift(next_[0]), shift(next_[1])};
-    new_sum_[0] = new_sum_[1] = 0.0f;
+  }
+
+  // Turns a chunk of the scores into probabilities p_.
+  __device__ __forceinline__ void softmax(int chunk) {
+    const float base[2] = {shift(reference_[0]), shift(reference_[1])};
 #pragma unroll
-    for (int j = 0; j < 32; j += 2) {
+    for (int j = 8 * kChunkSteps * chunk; j < 8 * kChunkSteps * (chunk + 1); j += 2) {
       const int r = j / 2 & 1;
       const float x = exp2_estimate(fmaf(s_[j], args_.scale_log2, -base[r]));
       const float y = exp2_estimate(fmaf(s_[j + 1], args_.scale_log2, -base[r]));
-      new_sum_[r] += x + y;
+      sum_[r] += x + y;
       p_[j / 2] = pack<Element>(x, y);
     }
   }
@@ -169,15 +178,7 @@ class SegmentConsumer {
     return all_rows_see(job_, job_.segment.first_block + i);
   }
 
-  // Whether any score of this warpgroup is not finite: so is every score of a key with an element
-  // that is not.
-  __device__ __forceinline__ bool scores_not_finite() {
-    bool any = false;
-#pragma unroll
-    for (int j = 0; j < 32; ++j) any = any || !(fabsf(s_[j]) < -kNegativeInfinity);
-    return group_any(any);
-  }
-
+  // Whether `any` is so in this warpgroup.
   __device__ __forceinline__ bool group_any(bool any) {
     uint32_t result;
     asm volatile(
@@ -193,27 +194,35 @@ class SegmentConsumer {
     return result != 0;
   }
 
-  // Does o += p v with p_ of block i, and publishes p_ meanwhile.
+  // Does o += p v of block i, chunk by chunk: one is multiplied while the next one is computed. Each is
+  // published meanwhile.
   __device__ __forceinline__ void products_of_own(int i) {
     const bool moves = next_[0] != reference_[0] || next_[1] != reference_[1];
     const bool moved = __any_sync(kAllLanes, moves);
     if (i > 0 && moved) rescale(next_);
     reference_[0] = next_[0];
     reference_[1] = next_[1];
-    sum_[0] += new_sum_[0];
-    sum_[1] += new_sum_[1];
-    if (lane_ == 0) shared_.moved[group_].warp[threadIdx.x / 32 % 4] = moved;
-    store_probabilities();
+    publish_references(moved);
     if (not_finite_) clear_missing_values(i, group_);
-    const uint64_t v = column_major_descriptor(shared_.k[group_][4 * group_]);
+    const uint32_t v = column_major(shared_.k[group_][kOwnValues]);
+    softmax(0);
+    group_sync();  // all warps have read the probabilities that are overwritten now
     wgmma_touch(o_);
-    wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; ++step)
-      wgmma_64x256<Element>(o_, p_ + 4 * step, advance(v, 2048 * step), i + step > 0);
-    wgmma_commit();
-    fence_proxy_async();
-    arrive(&shared_.p_full[group_]);
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      if (chunk > 0) {
+        wgmma_touch(s_);  // not before the products of the chunk before
+        softmax(chunk);
+      }
+      store_probabilities(chunk);
+      wgmma_fence();
+#pragma unroll
+      for (int step = kChunkSteps * chunk; step < kChunkSteps * (chunk + 1); ++step)
+        wgmma_64x256<Element>(o_, p_ + 4 * step, descriptor(v, 2048 * step), i + step > 0);
+      wgmma_commit();
+      fence_proxy_async();
+      arrive(&shared_.p_full[group_][chunk]);
+    }
     wait_for_products();
     release_values(group_);
   }
@@ -226,21 +235,26 @@ class SegmentConsumer {
   // Lets the producer refill this warpgroup's values of a slot.
   __device__ __forceinline__ void release_values(int slot) {
     __syncwarp();
-    if (lane_ < 2) mbarrier_arrive(&shared_.pair_empty[slot][2 * group_ + lane_]);
+    const int first = (slot == group_ ? kOwnValues : kOtherValues) / 2;
+    if (lane_ < 2) mbarrier_arrive(&shared_.pair_empty[slot][first + lane_]);
   }
 
-  __device__ __forceinline__ void store_probabilities() {
-    const int row = threadIdx.x / 32 % 4 * 16 + lane_ % 16;
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      const int chunk = 2 * step + lane_ / 16;
-      store_matrix(shared_address(shared_.p) + row * 128 + ((chunk ^ (row & 7)) << 4),
-                   p_ + 4 * step);
-    }
+  // What the other warpgroup must know before it multiplies the first chunk.
+  __device__ __forceinline__ void publish_references(bool moved) {
+    if (lane_ == 0) shared_.moved[group_].warp[threadIdx.x / 32 % 4] = moved;
     if (threadIdx.x % 128 == 0) shared_.not_finite[group_] = not_finite_;
     if (lane_ % 4 == 0) {
       shared_.reference[row_] = reference_[0];
       shared_.reference[row_ + 8] = reference_[1];
+    }
+  }
+
+  __device__ __forceinline__ void store_probabilities(int chunk) {
+    const int row = threadIdx.x / 32 % 4 * 16 + lane_ % 16;
+#pragma unroll
+    for (int step = kChunkSteps * chunk; step < kChunkSteps * (chunk + 1); ++step) {
+      const int at = 2 * step + lane_ / 16;
+      store_matrix(shared_address(shared_.p) + row * 128 + ((at ^ (row & 7)) << 4), p_ + 4 * step);
     }
   }
 
@@ -260,22 +274,11 @@ class SegmentConsumer {
     }
   }
 
-  // Values of probability 0 must not be NaN or infinite: zeroes those of keys that do not exist,
-  // and of the tail, where rows see different keys. (Rows that see such a key have NaN
-  // probabilities, made of its scores.) In this warpgroup's half, where scores tell the need.
+  // In this warpgroup's half of a slot.
   __device__ __forceinline__ void clear_missing_values(int i, int slot) {
-    const int key_block = job_.segment.first_block + i;
-    const int valid = valid_keys(job_, key_block);
-    const bool in_tail = key_block >= prefix_blocks(job_);
-    for (int chunk = threadIdx.x % 128 + (in_tail ? 0 : valid * 8); chunk < kKeys * 8;
-         chunk += 128) {
-#pragma unroll
-      for (int tile = 0; tile < 4; ++tile) {
-        auto* values = reinterpret_cast<uint4*>(shared_.k[slot][4 * group_ + tile] + chunk * 16);
-        if (chunk >= valid * 8 || !all_finite<Element>(*values)) *values = uint4{};
-      }
-    }
-    fence_proxy_async();
+    const int first = slot == group_ ? kOwnValues : kOtherValues;
+    sm90::clear_missing_values<Element>(job_, job_.segment.first_block + i,
+                                        &shared_.k[slot][first]);
     group_sync();
   }
 
@@ -284,12 +287,15 @@ class SegmentConsumer {
   const Job& job_;
   const int group_, lane_, row_;  // rows of the fragment: row_ and row_ + 8
   const int block_, segment_;
+  // Descriptors: of the queries' tiles that the halves of this warpgroup's slot are multiplied with,
+  // and of the slot. Where a product takes many instructions, the tensor cores wait for them.
+  const uint32_t q_first_, q_second_, k_;
   float o_[128];    // accumulators
   float s_[32];     // scores
   uint32_t p_[16];  // probabilities as A fragments
-  // Per row: exponent reference and sum, and those that the block in work brings.
+  // Per row: exponent reference and sum, and the reference that the block in work brings.
   float reference_[2] = {kNegativeInfinity, kNegativeInfinity}, sum_[2] = {0.0f, 0.0f};
-  float next_[2], new_sum_[2];
+  float next_[2];
   bool not_finite_ = false;  // scores of the block in work
 };
 

@@ -60,6 +60,14 @@ __device__ __forceinline__ void mask_scores(float (&scores)[32], RowWords words)
   }
 }
 
+// Whether a score is not finite: so is every score of a key with an element that is not.
+__device__ __forceinline__ bool any_not_finite(const float (&scores)[32]) {
+  bool any = false;
+#pragma unroll
+  for (int j = 0; j < 32; ++j) any = any || !(fabsf(scores[j]) < -kNegativeInfinity);
+  return any;
+}
+
 // Whether 8 elements of a key are all finite.
 template <typename Element>
 __device__ __forceinline__ bool all_finite(uint4 v) {
@@ -68,6 +76,24 @@ __device__ __forceinline__ bool all_finite(uint4 v) {
   for (const uint32_t x : {v.x, v.y, v.z, v.w})
     all = all && (x & kLow) != kLow && (x & kHigh) != kHigh;
   return all;
+}
+
+// Values of probability 0 must not be NaN or infinite: a warpgroup zeroes, in four tiles of a key
+// block's values, those of keys that do not exist, and in the tail, where rows see different keys,
+// those that are not finite. (Rows that see such a key have NaN probabilities, made of its scores.)
+template <typename Element>
+__device__ __forceinline__ void clear_missing_values(const Job& job, int key_block,
+                                                     uint8_t (*tiles)[kTileBytes]) {
+  const int valid = valid_keys(job, key_block);
+  const bool in_tail = key_block >= prefix_blocks(job);
+  for (int chunk = threadIdx.x % 128 + (in_tail ? 0 : valid * 8); chunk < kKeys * 8; chunk += 128) {
+#pragma unroll
+    for (int tile = 0; tile < 4; ++tile) {
+      auto* values = reinterpret_cast<uint4*>(tiles[tile] + chunk * 16);
+      if (chunk >= valid * 8 || !all_finite<Element>(*values)) *values = uint4{};
+    }
+  }
+  fence_proxy_async();
 }
 
 }  // namespace kdt::cuda::sm90

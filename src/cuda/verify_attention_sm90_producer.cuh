@@ -134,11 +134,12 @@ class Producer {
       const CUtensorMap* map = in_prefix ? &args_.pages_map : &args_.tail_map;
       const int row = uniform(in_prefix ? page * kKeys
                                         : job.row_offset + (key_block - n_prefix_blocks) * kKeys);
-      const bool with_queries = i == 0 && first_segment;
+      const int with_queries = i == 0 && first_segment ? q_row : -1;
+      const int bytes = i == 0 ? 2 * kTileBytes : kTileBytes;  // of a tile of keys, and of queries
       if (uniform(block_ & 1) == 0)
-        copy_block<0>(map, row, with_queries ? q_row : -1);
+        copy_block<0>(map, row, bytes, with_queries);
       else
-        copy_block<1>(map, row, with_queries ? q_row : -1);
+        copy_block<1>(map, row, bytes, with_queries);
       if (i == 0 && !first_segment) copy_queries(q_row);
       ++block_;
       if (lane_ == 0) shared_.blocks_copied = block_;
@@ -150,28 +151,29 @@ class Producer {
   // the one before.
   __device__ __forceinline__ void copy_queries(int row) {
     mbarrier_wait(&shared_.q_empty, (segment_ & 1) ^ 1);
-    const int first = uniform(block_ & 1) * 4;  // latent tile
+    const int slot = uniform(block_ & 1);
 #pragma unroll 1
-    for (int j = 0; j < kWidthTiles; ++j) copy_query(j == 0 ? kRopeTile : (j - 1) ^ first, row);
+    for (int place = 0; place < kWidthTiles; ++place) copy_query(slot, place, row);
   }
 
-  __device__ __forceinline__ void copy_query(int tile, int row) {
-    tma_load_2d(shared_.q[tile], &args_.q_map, tile * 64, row, &shared_.q_full[tile], kTileBytes);
+  // To the barrier of the keys that it is multiplied with.
+  __device__ __forceinline__ void copy_query(int slot, int place, int row) {
+    const int tile = tile_at(slot, place);
+    tma_load_2d(shared_.q[tile], &args_.q_map, tile * 64, row, &shared_.k_full[slot][place]);
   }
 
-  // The next key block, to slot kSlot, and with the first one the queries. Tiles go in the order in
-  // which consumers need them and empty them: the owner's half of the columns first.
+  // The next key block, to slot kSlot, and with the first one the queries.
   template <int kSlot>
-  __device__ __forceinline__ void copy_block(const CUtensorMap* map, int row, int q_row) {
+  __device__ __forceinline__ void copy_block(const CUtensorMap* map, int row, int bytes,
+                                             int q_row) {
     const uint32_t parity = uniform((block_ >> 1 & 1) ^ 1);
 #pragma unroll
-    for (int j = 0; j < kWidthTiles; ++j) {
-      const int tile = j == 0 ? kRopeTile : (j - 1) ^ (kSlot * 4);
-      if (j == 0) mbarrier_wait(&shared_.rope_empty[kSlot], parity);
-      if (j % 2 == 1) mbarrier_wait(&shared_.pair_empty[kSlot][tile / 2], parity);
-      if (q_row >= 0) copy_query(tile, q_row);
-      tma_load_2d(shared_.k[kSlot][tile], map, tile * 64, row, &shared_.k_full[kSlot][tile],
-                  kTileBytes);
+    for (int place = 0; place < kWidthTiles; ++place) {
+      if (place == 0) mbarrier_wait(&shared_.rope_empty[kSlot], parity);
+      if (place % 2 == 1) mbarrier_wait(&shared_.pair_empty[kSlot][place / 2], parity);
+      tma_load_2d(shared_.k[kSlot][place], map, tile_at(kSlot, place) * 64, row,
+                  &shared_.k_full[kSlot][place], bytes);
+      if (q_row >= 0) copy_query(kSlot, place, q_row);
     }
   }
 

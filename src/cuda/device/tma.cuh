@@ -11,8 +11,8 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
 }
 
-// Copies the map's box of `bytes` at (column, row) to `shared`, and arrives at `barrier`, on which
-// its bytes count. Elements outside the array are zero-filled and count too.
+// Copies the map's box at (column, row) to `shared`, and arrives at `barrier`, which then waits for
+// `bytes`, those of the box and of others that are announced with it. Elements outside the array are zero-filled and count too.
 //
 // All lanes of a warp call it together, with the same arguments; one of them does the work. The
 // copy takes its operands from uniform registers: in a branch of one lane the compiler fetches them
@@ -29,6 +29,20 @@ __device__ __forceinline__ void tma_load_2d(void* shared, const CUtensorMap* map
       "}\n" ::"r"(shared_address(shared)),
       "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(column), "r"(row),
       "r"(bytes)
+      : "memory");
+}
+
+// The same without an arrival: its bytes are among those that another copy has announced.
+__device__ __forceinline__ void tma_load_2d(void* shared, const CUtensorMap* map, int32_t column,
+                                            int32_t row, MBarrier* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "@p cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];\n"
+      "}\n" ::"r"(shared_address(shared)),
+      "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(column), "r"(row)
       : "memory");
 }
 

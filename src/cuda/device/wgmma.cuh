@@ -17,24 +17,26 @@ namespace kdt::cuda::device {
 
 inline constexpr int kTileBytes = 64 * 128;
 
-// Descriptor of a tile whose rows are the rows of A or the columns of B (the row's elements are
-// multiplied): 8-row groups are 1024 bytes apart. A k-step of 16 elements is 32 bytes further.
-__device__ __forceinline__ uint64_t row_major_descriptor(const void* tile) {
-  return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 16) |
-         ((shared_address(tile) & 0x3ffff) >> 4);
+// An operand in shared memory is told to the tensor cores by a descriptor. Its high word is that of
+// all tiles here (swizzle; 8-row groups are 1024 bytes apart), so it is passed on as its low word.
+
+// Of a tile whose rows are the rows of A or the columns of B (the row's elements are multiplied). A
+// k-step of 16 elements is 32 bytes further.
+__device__ __forceinline__ uint32_t row_major(const void* tile) {
+  return 1 << 16 | (shared_address(tile) & 0x3ffff) >> 4;
 }
 
-// Descriptor of adjacent tiles whose columns are the columns of B, 64 a tile (the column's elements
-// are multiplied): the next 64 columns are a tile further, the next 8 rows 1024 bytes. A k-step of
-// 16 rows is 2048 bytes further.
-__device__ __forceinline__ uint64_t column_major_descriptor(const void* tiles) {
-  return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) | (uint64_t{kTileBytes >> 4} << 16) |
-         ((shared_address(tiles) & 0x3ffff) >> 4);
+// Of adjacent tiles whose columns are the columns of B, 64 a tile (the column's elements are
+// multiplied): the next 64 columns are a tile further. A k-step of 16 rows is 2048 bytes further.
+__device__ __forceinline__ uint32_t column_major(const void* tiles) {
+  return kTileBytes >> 4 << 16 | (shared_address(tiles) & 0x3ffff) >> 4;
 }
 
-// The descriptor of a place `bytes` further.
-__device__ __forceinline__ uint64_t advance(uint64_t descriptor, int bytes) {
-  return descriptor + static_cast<uint64_t>(bytes >> 4);
+// The descriptor of a place `bytes` further than that of `low`.
+__device__ __forceinline__ uint64_t descriptor(uint32_t low, int bytes) {
+  uint64_t both;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low + (bytes >> 4)), "n"(1 << 30 | 1024 >> 4));
+  return both;
 }
 
 // Before the first product of a batch that reads registers written since the last one.
