@@ -22,9 +22,8 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     mbarrier_init(&shared.rope_empty[slot], 4);
     for (int j = 0; j < kChunks; ++j) mbarrier_init(&shared.p_full[slot][j], 4);
     mbarrier_init(&shared.job_full[slot], 1);
-    mbarrier_init(&shared.job_empty[slot], 9);
+    mbarrier_init(&shared.job_empty[slot], 8);
   }
-  shared.blocks_copied = 0;
   mbarrier_fence_init();
 }
 
@@ -58,8 +57,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (produces) {
       const Schedule schedule = make_schedule(args, shared.totals);
       Producer(args, shared).run(schedule);
-    } else if (warp == kConsumerThreads / 32 + 1) {
-      prefetch_keys(args, shared);
     }
   }
 #endif

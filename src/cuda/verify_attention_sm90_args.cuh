@@ -30,6 +30,7 @@ static_assert(kConsumerThreads * kConsumerRegisters + 128 * kProducerRegisters <
 // Probabilities are handed over in chunks of columns, each as soon as it is ready.
 inline constexpr int kChunks = 2, kChunkSteps = kKeys / 16 / kChunks;
 inline constexpr int kPartialElements = kRows * kLatent;
+inline constexpr int kPageBytes = kKeys * kWidth * 2;
 inline constexpr int kMaxBlocks = 134;  // thread blocks of a launch
 
 enum class OutType : int32_t { kF32, kBF16, kF16 };
@@ -90,7 +91,6 @@ struct Shared {
   MBarrier job_full[2], job_empty[2];
   Job job[2];
   BatchTotals totals;
-  volatile int blocks_copied;  // key blocks, by the producer so far; a hint
   float reference[kRows];      // exponent references of the rows of p
   union {  // by the warpgroup that made p: whether references moved, by its warps
     uint8_t warp[4];

@@ -2,10 +2,14 @@
 // consumers as jobs and copies their queries and keys into shared memory.
 #pragma once
 
+#include "cuda/device/prefetch.cuh"
 #include "cuda/device/tma.cuh"
 #include "cuda/verify_attention_sm90_mask.cuh"
 
 namespace kdt::cuda::sm90 {
+
+// The L2 is asked for a page so many key blocks before it is copied.
+inline constexpr int kBlocksAhead = 2, kMostShares = 4;
 
 // Totals of the batch; all lanes call it.
 __device__ __forceinline__ BatchTotals batch_totals(const BatchLengths& lengths) {
@@ -121,6 +125,7 @@ class Producer {
     const int q_row = uniform(job.row_offset * args_.lengths.n_heads + s.item * kRows);
     const int n_blocks = uniform(s.n_blocks);
     const bool first_segment = uniform(segment_) == 0;
+    const int items = args_.lengths.items_of(job.n_nodes);
     if (!first_segment && lane_ < kWidthTiles) tma_prefetch_2d(&args_.q_map, lane_ * 64, q_row);
 #pragma unroll 1
     for (int i = 0; i < n_blocks; ++i) {
@@ -141,10 +146,22 @@ class Producer {
       else
         copy_block<1>(map, row, bytes, with_queries);
       if (i == 0 && !first_segment) copy_queries(q_row);
+      const int next = i % 32 + kBlocksAhead;
+      const int next_page = __shfl_sync(kAllLanes, next < 32 ? pages : next_pages, next % 32);
+      if (items > 1 && i + kBlocksAhead < min(n_blocks, n_prefix_blocks - s.first_block))
+        prefetch_share(s, items, next_page);
       ++block_;
-      if (lane_ == 0) shared_.blocks_copied = block_;
     }
     ++segment_;
+  }
+
+  // Asks the L2 for a share of a page that is copied later: those who read the same keys ask for
+  // different ones, of four at most, since one of them may be late.
+  __device__ __forceinline__ void prefetch_share(const Segment& s, int items, int page) {
+    const int n = min(s.n_readers(items), kMostShares), bytes = quotient(kPageBytes, n);
+    prefetch_l2(static_cast<const char*>(args_.pages) + int64_t{page} * kPageBytes +
+                    s.reader() % n * bytes,
+                bytes);
   }
 
   // Of a later segment: its first keys are copied while the last products still need the queries of

@@ -43,6 +43,7 @@ struct Segment {
   // team's are `size` thread blocks apart, and `members` from those of the next one.
   int32_t part, n_parts, owner, gangs, size, members;
   int32_t n_sharers;  // that combine the parts, numbered as the parts and on from there
+  int32_t index;      // this thread block's among the members
 
   // Whether the item's parts are two, of gangs that follow each other. The later gang begins with
   // its part (1) and stores it; the earlier one ends with its own (0), adds that and stores the
@@ -53,6 +54,13 @@ struct Segment {
     return n_parts > 1 && !(of_two_gangs() && part == 0);
   }
   __host__ __device__ bool is_combined() const { return n_parts > 1 && !of_two_gangs(); }
+
+  // Thread blocks that read the same keys at the same time, of a request of `items`, and the number of
+  // this one among them.
+  __host__ __device__ int n_readers(int items) const {
+    return reader() + min(members - index, items - item);
+  }
+  __host__ __device__ int reader() const { return min(index, item); }
 
   // Where part i is: a thread block has a slot for an item that it begins and one for an item that
   // it goes on with.
@@ -169,6 +177,7 @@ class Schedule {
         const int index = member - team * s.members;
         if (index >= left) continue;
         const int blocks = take_item(c.run, c.unit * g.size + index, s);
+        s.index = index;
         const int from = max(start, begin);
         const int to = min(start + min(share, blocks - team * share), end);
         const int teams =

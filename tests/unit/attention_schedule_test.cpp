@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -64,6 +65,8 @@ void expect_complete(const BatchLengths& lengths, int n_blocks) {
   using Item = std::pair<int, int>;
   std::map<Item, std::vector<Segment>> parts;
   std::map<int, Item> slots, owners;
+  // Those who read the same keys at the same time: gang, request, first item, keys.
+  std::map<std::array<int, 5>, std::vector<Segment>> readers;
   for (int block = 0; block < n_blocks; ++block) {
     Schedule::Cursor cursor;
     bool first = true, waited = false;
@@ -75,6 +78,9 @@ void expect_complete(const BatchLengths& lengths, int n_blocks) {
       waited = s.of_two_gangs() && s.part == 0;
       parts[item].push_back(s);
       ASSERT_EQ(s.n_blocks > 0, s.part < s.n_parts);
+      if (s.n_blocks > 0)
+        readers[{block / s.size, s.request, s.item - s.reader(), s.first_block, s.n_blocks}]
+            .push_back(s);
       ASSERT_LT(s.request, lengths.n_requests);
       ASSERT_LT(s.item, lengths.items(s.request));
       ASSERT_LE(s.n_parts, n_blocks);
@@ -84,6 +90,12 @@ void expect_complete(const BatchLengths& lengths, int n_blocks) {
       if (!s.is_stored()) continue;
       ASSERT_TRUE(slots.try_emplace(s.slot(s.part), item).second) << "two parts in one slot";
       ASSERT_LT(s.slot(s.part), Schedule::slots(n_blocks));
+    }
+  }
+  for (const auto& [key, group] : readers) {
+    for (size_t i = 0; i < group.size(); ++i) {
+      ASSERT_EQ(group[i].reader(), static_cast<int>(i));
+      ASSERT_EQ(group[i].n_readers(lengths.items(key[1])), static_cast<int>(group.size()));
     }
   }
   for (int b = 0; b < lengths.n_requests; ++b) {
