@@ -124,9 +124,8 @@ class Producer {
     int pages = 0;
     const int q_row = uniform(job.row_offset * args_.lengths.n_heads + s.item * kRows);
     const int n_blocks = uniform(s.n_blocks);
-    const bool first_segment = uniform(segment_) == 0;
     const int items = args_.lengths.items_of(job.n_nodes);
-    if (!first_segment && lane_ < kWidthTiles) tma_prefetch_2d(&args_.q_map, lane_ * 64, q_row);
+    if (segment_ > 0 && lane_ < kWidthTiles) tma_prefetch_2d(&args_.q_map, lane_ * 64, q_row);
 #pragma unroll 1
     for (int i = 0; i < n_blocks; ++i) {
       if (i % 32 == 0) {
@@ -139,13 +138,14 @@ class Producer {
       const CUtensorMap* map = in_prefix ? &args_.pages_map : &args_.tail_map;
       const int row = uniform(in_prefix ? page * kKeys
                                         : job.row_offset + (key_block - n_prefix_blocks) * kKeys);
-      const int with_queries = i == 0 && first_segment ? q_row : -1;
       const int bytes = i == 0 ? 2 * kTileBytes : kTileBytes;  // of a tile of keys, and of queries
-      if (uniform(block_ & 1) == 0)
-        copy_block<0>(map, row, bytes, with_queries);
+      if (block_ == 0)
+        copy_start(map, row, q_row);
+      else if (uniform(block_ & 1) == 0)
+        copy_block<0>(map, row, bytes);
       else
-        copy_block<1>(map, row, bytes, with_queries);
-      if (i == 0 && !first_segment) copy_queries(q_row);
+        copy_block<1>(map, row, bytes);
+      if (i == 0 && segment_ > 0) copy_queries(q_row);
       const int next = i % 32 + kBlocksAhead;
       const int next_page = __shfl_sync(kAllLanes, next < 32 ? pages : next_pages, next % 32);
       if (items > 1 && i + kBlocksAhead < min(n_blocks, n_prefix_blocks - s.first_block))
@@ -164,6 +164,17 @@ class Producer {
                 bytes);
   }
 
+  // The first key block and its queries. A loop, since unrolled code is slow the first time.
+  __device__ __forceinline__ void copy_start(const CUtensorMap* map, int row, int q_row) {
+#pragma unroll 1
+    for (int place = 0; place < kWidthTiles; ++place) {
+      const int column = tile_at(0, place) * 64;
+      tma_load_2d(shared_.k[0][place], map, column, row, &shared_.k_full[0][place],
+                  2 * kTileBytes);
+      copy_query(0, place, q_row);
+    }
+  }
+
   // Of a later segment: its first keys are copied while the last products still need the queries of
   // the one before.
   __device__ __forceinline__ void copy_queries(int row) {
@@ -179,10 +190,9 @@ class Producer {
     tma_load_2d(shared_.q[tile], &args_.q_map, tile * 64, row, &shared_.k_full[slot][place]);
   }
 
-  // The next key block, to slot kSlot, and with the first one the queries.
+  // The next key block, to slot kSlot; of each tile `bytes` arrive.
   template <int kSlot>
-  __device__ __forceinline__ void copy_block(const CUtensorMap* map, int row, int bytes,
-                                             int q_row) {
+  __device__ __forceinline__ void copy_block(const CUtensorMap* map, int row, int bytes) {
     const uint32_t parity = uniform((block_ >> 1 & 1) ^ 1);
 #pragma unroll
     for (int place = 0; place < kWidthTiles; ++place) {
@@ -190,7 +200,6 @@ class Producer {
       if (place % 2 == 1) mbarrier_wait(&shared_.pair_empty[kSlot][place / 2], parity);
       tma_load_2d(shared_.k[kSlot][place], map, tile_at(kSlot, place) * 64, row,
                   &shared_.k_full[kSlot][place], bytes);
-      if (q_row >= 0) copy_query(kSlot, place, q_row);
     }
   }
 
