@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) init_barriers(shared);
   } else if (produces) {
     shared.totals = batch_totals(args.lengths);
+    shared.gangs = choose_gangs(args.lengths, shared.totals);
   } else {
     prefetch_start(args);
   }
@@ -55,8 +56,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     limit_registers<kProducerRegisters, false>();
     if (produces) {
-      const Schedule schedule = make_schedule(args, shared.totals);
-      Producer(args, shared).run(schedule);
+      Producer(args, shared).run({args.lengths, shared.totals, static_cast<int>(gridDim.x), shared.gangs});
     }
   }
 #endif

@@ -91,6 +91,7 @@ struct Shared {
   MBarrier job_full[2], job_empty[2];
   Job job[2];
   BatchTotals totals;
+  Gangs gangs;
   float reference[kRows];      // exponent references of the rows of p
   union {  // by the warpgroup that made p: whether references moved, by its warps
     uint8_t warp[4];

@@ -44,12 +44,14 @@ __device__ __forceinline__ int line_by_request(const BatchLengths& lengths, int 
   return line;
 }
 
-__device__ __forceinline__ Schedule make_schedule(const Args& args, const BatchTotals& totals) {
-  Schedule schedule(args.lengths, totals, gridDim.x);
+// How the batch is dealt out; all lanes call it.
+__device__ __forceinline__ Gangs choose_gangs(const BatchLengths& lengths,
+                                              const BatchTotals& totals) {
+  const Schedule schedule(lengths, totals, gridDim.x);
   const int lane = threadIdx.x % 32, size = schedule.candidate(lane);  // every lane tries another
   Gangs gangs = schedule.gangs(size);
   if (!totals.uniform()) {
-    const int line = line_by_request(args.lengths, size);
+    const int line = line_by_request(lengths, size);
     if (lane >= kFirstSmall) Schedule::try_by_request(line, gangs);
   }
   Schedule::add_reads(__shfl_sync(kAllLanes, gangs.n, kFirstOfItems), gangs);
@@ -58,8 +60,7 @@ __device__ __forceinline__ Schedule make_schedule(const Args& args, const BatchT
   for (int* field : {&gangs.size, &gangs.n, &gangs.overhead, &gangs.quota, &gangs.last_blocks,
                      &gangs.by_request})
     *field = __shfl_sync(kAllLanes, *field, best);
-  schedule.choose(gangs);
-  return schedule;
+  return gangs;
 }
 
 class Producer {

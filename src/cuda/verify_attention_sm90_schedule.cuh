@@ -83,8 +83,9 @@ struct Gangs {
 
 class Schedule {
  public:
-  __host__ __device__ Schedule(const BatchLengths& lengths, const BatchTotals& totals, int n_blocks)
-      : lengths_(lengths), totals_(totals), n_blocks_(n_blocks) {}
+  __host__ __device__ Schedule(const BatchLengths& lengths, const BatchTotals& totals, int n_blocks,
+                               const Gangs& gangs = {})
+      : lengths_(lengths), totals_(totals), n_blocks_(n_blocks), gangs_(gangs) {}
 
   // Partial results of items in several parts: slots a kernel may use.
   static __host__ __device__ int slots(int n_blocks) { return 2 * n_blocks; }
@@ -140,8 +141,6 @@ class Schedule {
     if (g.size == 0) return;
     g.cost += g.cost * max(g.n, n_requests) / kReadPenalty;
   }
-
-  __host__ __device__ void choose(const Gangs& gangs) { gangs_ = gangs; }
 
   // How far a thread block has come: the next unit of a run and where the run begins on the line.
   struct Cursor {

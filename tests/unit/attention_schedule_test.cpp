@@ -43,7 +43,7 @@ namespace {
 Schedule chosen(const BatchLengths& lengths, int n_blocks) {
   BatchTotals totals;
   for (int b = 0; b < lengths.n_requests; ++b) totals.add(lengths.items(b), lengths.key_blocks(b));
-  Schedule schedule(lengths, totals, n_blocks);
+  const Schedule schedule(lengths, totals, n_blocks);
   const int n_requests = schedule.gangs(schedule.candidate(kFirstOfItems)).n;
   Gangs best;
   for (int i = 0; i < kCandidates; ++i) {
@@ -56,8 +56,7 @@ Schedule chosen(const BatchLengths& lengths, int n_blocks) {
     Schedule::add_reads(n_requests, gangs);
     if (gangs.cost < best.cost) best = gangs;
   }
-  schedule.choose(best);
-  return schedule;
+  return {lengths, totals, n_blocks, best};
 }
 
 void expect_complete(const BatchLengths& lengths, int n_blocks) {
