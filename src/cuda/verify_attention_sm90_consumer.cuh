@@ -35,7 +35,13 @@ class SegmentConsumer {
         segment_(n_segments),
         q_first_(uniform(row_major(shared.q[tile_at(group_, kOwnValues)]))),
         q_second_(uniform(row_major(shared.q[tile_at(group_, kOtherValues)]))),
-        k_(uniform(row_major(shared.k[group_]))) {}
+        k_(uniform(row_major(shared.k[group_]))) {
+    // Rows that do not exist get no weights: products with zeros take less power.
+    const int n_rows = job.n_nodes * args.lengths.n_heads - job.segment.item * kRows;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      reference_[r] = row_ + 8 * r < n_rows ? kNegativeInfinity : 1e30f;
+  }
 
   // The segment's key blocks, then its result.
   __device__ __forceinline__ void run() {
@@ -294,7 +300,7 @@ class SegmentConsumer {
   float s_[32];     // scores
   uint32_t p_[16];  // probabilities as A fragments
   // Per row: exponent reference and sum, and the reference that the block in work brings.
-  float reference_[2] = {kNegativeInfinity, kNegativeInfinity}, sum_[2] = {0.0f, 0.0f};
+  float reference_[2], sum_[2] = {0.0f, 0.0f};
   float next_[2];
   bool not_finite_ = false;  // scores of the block in work
 };
