@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     limit_registers<kProducerRegisters, false>();
     if (produces) {
-      Producer(args, shared).run({args.lengths, shared.totals, static_cast<int>(gridDim.x), shared.gangs});
+      Producer(args, shared)
+          .run({args.lengths, shared.totals, static_cast<int>(gridDim.x), shared.gangs});
     }
   }
 #endif

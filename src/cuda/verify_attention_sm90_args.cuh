@@ -57,7 +57,7 @@ struct Args {
   float scale_log2;  // scale * log2(e)
 };
 
-// A job of the consumers, and of the warp that prefetches, as the producer hands it over.
+// A job of the consumers, as the producer hands it over.
 struct Job {
   enum Kind : int32_t { kAttend, kCombine, kEnd };
   Segment segment;
@@ -70,8 +70,9 @@ __device__ __forceinline__ int uniform(int value) {
   return __shfl_sync(kAllLanes, value, 0);
 }
 
-// The tiles of a key block in the order in which a slot has them, consumers need them and the producer
-// copies them: the rope tile, the values of the warpgroup that owns the slot, those of the other.
+// The tiles of a key block in the order in which a slot has them, consumers need them and the
+// producer copies them: the rope tile, the values of the warpgroup that owns the slot, those of the
+// other.
 inline constexpr int kOwnValues = 1, kOtherValues = 5;
 
 __device__ __forceinline__ int tile_at(int slot, int place) {
@@ -85,15 +86,16 @@ struct Shared {
   // A segment's queries arrive with its first key block. Whose scores need that tells the others.
   MBarrier q_full, q_empty;
   MBarrier k_full[2][kWidthTiles];
-  // The rope tile of a slot and its pairs of latent tiles are emptied, and filled again, one by one.
+  // The rope tile of a slot and its pairs of latent tiles are emptied, and filled again, one by
+  // one.
   MBarrier pair_empty[2][4], rope_empty[2];
   MBarrier p_full[2][kChunks];  // by the warpgroup that made it
   MBarrier job_full[2], job_empty[2];
   Job job[2];
   BatchTotals totals;
   Gangs gangs;
-  float reference[kRows];      // exponent references of the rows of p
-  union {  // by the warpgroup that made p: whether references moved, by its warps
+  float reference[kRows];  // exponent references of the rows of p
+  union {                  // by the warpgroup that made p: whether references moved, by its warps
     uint8_t warp[4];
     uint32_t any;
   } moved[2];

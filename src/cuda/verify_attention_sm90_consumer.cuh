@@ -4,8 +4,8 @@
 // their half of the block's values, the owner from registers, the other from shared memory.
 //
 // Products of the block before go between the scores of a block: before the last tile, so that the
-// slot of the block before is refilled while the scores still need this one's. The two warpgroups run
-// half a period apart.
+// slot of the block before is refilled while the scores still need this one's. The two warpgroups
+// run half a period apart.
 #pragma once
 
 #include "cuda/device/exp2.cuh"
@@ -17,6 +17,8 @@ namespace kdt::cuda::sm90 {
 
 // Tiles of the scores that go before the products of the block before.
 inline constexpr int kTilesAhead = 8;
+// An exponent reference above the scores.
+inline constexpr float kNoWeights = 1e30f;
 
 // One object does one segment: number `n_segments` of this thread block, its key blocks number
 // `n_blocks` and following.
@@ -40,7 +42,7 @@ class SegmentConsumer {
     const int n_rows = job.n_nodes * args.lengths.n_heads - job.segment.item * kRows;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      reference_[r] = row_ + 8 * r < n_rows ? kNegativeInfinity : 1e30f;
+      reference_[r] = row_ + 8 * r < n_rows ? kNegativeInfinity : kNoWeights;
   }
 
   // The segment's key blocks, then its result.
@@ -170,7 +172,7 @@ class SegmentConsumer {
       const int r = j / 2 & 1;
       const float x = exp2_estimate(fmaf(s_[j], args_.scale_log2, -base[r]));
       const float y = exp2_estimate(fmaf(s_[j + 1], args_.scale_log2, -base[r]));
-      sum_[r] += x + y;
+      new_sum_[r] += x + y;
       p_[j / 2] = pack<Element>(x, y);
     }
   }
@@ -200,8 +202,8 @@ class SegmentConsumer {
     return result != 0;
   }
 
-  // Does o += p v of block i, chunk by chunk: one is multiplied while the next one is computed. Each is
-  // published meanwhile.
+  // Does o += p v of block i, chunk by chunk: one is multiplied while the next one is computed.
+  // Each is published meanwhile.
   __device__ __forceinline__ void products_of_own(int i) {
     const bool moves = next_[0] != reference_[0] || next_[1] != reference_[1];
     const bool moved = __any_sync(kAllLanes, moves);
@@ -211,6 +213,7 @@ class SegmentConsumer {
     publish_references(moved);
     if (not_finite_) clear_missing_values(i, group_);
     const uint32_t v = column_major(shared_.k[group_][kOwnValues]);
+    new_sum_[0] = new_sum_[1] = 0.0f;
     softmax(0);
     group_sync();  // all warps have read the probabilities that are overwritten now
     wgmma_touch(o_);
@@ -229,6 +232,8 @@ class SegmentConsumer {
       fence_proxy_async();
       arrive(&shared_.p_full[group_][chunk]);
     }
+    sum_[0] += new_sum_[0];
+    sum_[1] += new_sum_[1];
     wait_for_products();
     release_values(group_);
   }
@@ -293,15 +298,15 @@ class SegmentConsumer {
   const Job& job_;
   const int group_, lane_, row_;  // rows of the fragment: row_ and row_ + 8
   const int block_, segment_;
-  // Descriptors: of the queries' tiles that the halves of this warpgroup's slot are multiplied with,
-  // and of the slot. Where a product takes many instructions, the tensor cores wait for them.
+  // Descriptors: of the queries' tiles that the halves of this warpgroup's slot are multiplied
+  // with, and of the slot. Where a product takes many instructions, the tensor cores wait for them.
   const uint32_t q_first_, q_second_, k_;
   float o_[128];    // accumulators
   float s_[32];     // scores
   uint32_t p_[16];  // probabilities as A fragments
-  // Per row: exponent reference and sum, and the reference that the block in work brings.
+  // Per row: exponent reference and sum, and those that the block in work brings.
   float reference_[2], sum_[2] = {0.0f, 0.0f};
-  float next_[2];
+  float next_[2], new_sum_[2];
   bool not_finite_ = false;  // scores of the block in work
 };
 

@@ -58,7 +58,7 @@ __device__ __forceinline__ Gangs choose_gangs(const BatchLengths& lengths,
   const int least = __reduce_min_sync(kAllLanes, gangs.cost);
   const int best = __ffs(__ballot_sync(kAllLanes, gangs.cost == least)) - 1;
   for (int* field : {&gangs.size, &gangs.n, &gangs.overhead, &gangs.quota, &gangs.last_blocks,
-                     &gangs.by_request})
+                     &gangs.by_request, &gangs.cost})
     *field = __shfl_sync(kAllLanes, *field, best);
   return gangs;
 }
@@ -160,9 +160,9 @@ class Producer {
   // different ones, of four at most, since one of them may be late.
   __device__ __forceinline__ void prefetch_share(const Segment& s, int items, int page) {
     const int n = min(s.n_readers(items), kMostShares), bytes = quotient(kPageBytes, n);
-    prefetch_l2(static_cast<const char*>(args_.pages) + int64_t{page} * kPageBytes +
-                    s.reader() % n * bytes,
-                bytes);
+    prefetch_l2(
+        static_cast<const char*>(args_.pages) + int64_t{page} * kPageBytes + s.reader() % n * bytes,
+        bytes);
   }
 
   // The first key block and its queries. A loop, since unrolled code is slow the first time.
@@ -170,8 +170,7 @@ class Producer {
 #pragma unroll 1
     for (int place = 0; place < kWidthTiles; ++place) {
       const int column = tile_at(0, place) * 64;
-      tma_load_2d(shared_.k[0][place], map, column, row, &shared_.k_full[0][place],
-                  2 * kTileBytes);
+      tma_load_2d(shared_.k[0][place], map, column, row, &shared_.k_full[0][place], 2 * kTileBytes);
       copy_query(0, place, q_row);
     }
   }

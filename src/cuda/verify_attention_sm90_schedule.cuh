@@ -55,8 +55,8 @@ struct Segment {
   }
   __host__ __device__ bool is_combined() const { return n_parts > 1 && !of_two_gangs(); }
 
-  // Thread blocks that read the same keys at the same time, of a request of `items`, and the number of
-  // this one among them.
+  // Thread blocks that read the same keys at the same time, of a request of `items`, and the number
+  // of this one among them.
   __host__ __device__ int n_readers(int items) const {
     return reader() + min(members - index, items - item);
   }

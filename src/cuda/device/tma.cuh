@@ -12,7 +12,8 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
 }
 
 // Copies the map's box at (column, row) to `shared`, and arrives at `barrier`, which then waits for
-// `bytes`, those of the box and of others that are announced with it. Elements outside the array are zero-filled and count too.
+// `bytes`, those of the box and of others that are announced with it. Elements outside the array
+// are zero-filled and count too.
 //
 // All lanes of a warp call it together, with the same arguments; one of them does the work. The
 // copy takes its operands from uniform registers: in a branch of one lane the compiler fetches them
