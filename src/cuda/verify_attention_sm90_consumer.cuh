@@ -47,10 +47,10 @@ class SegmentConsumer {
 
   // The segment's key blocks, then its result.
   __device__ __forceinline__ void run() {
-    const int n = job_.segment.n_blocks;
-    if (((block_ + group_) & 1) >= n) arrive(&shared_.q_empty);  // no scores of this warpgroup's
-    for (int i = (block_ + group_) & 1; i < n; i += 2) {
-      if (i == 1) mbarrier_wait(&shared_.q_full, segment_ & 1);
+    const int n = job_.segment.n_blocks, first = (block_ + group_) & 1;
+    if (first >= n) arrive(&shared_.q_empty);  // no scores of this warpgroup's
+    if (first == 1) mbarrier_wait(&shared_.q_full, segment_ & 1);
+    for (int i = first; i < n; i += 2) {
       wgmma_touch(s_);
       scores<0, kTilesAhead>(i);
       const RowWords words = row_words(args_, job_, row_, job_.segment.first_block + i);
