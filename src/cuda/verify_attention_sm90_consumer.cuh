@@ -220,7 +220,7 @@ class SegmentConsumer {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       if (chunk > 0) {
-        wgmma_touch(s_);  // not before the products of the chunk before
+        wgmma_touch(s_);  // not all of it before the products of the chunk before
         softmax(chunk);
       }
       store_probabilities(chunk);
