@@ -83,7 +83,8 @@ struct Shared {
   uint8_t q[kWidthTiles][kTileBytes];
   uint8_t k[2][kWidthTiles][kTileBytes];  // by place
   uint8_t p[kTileBytes];
-  // A segment's queries arrive with its first key block. Whose scores need that tells the others.
+  // A segment's queries arrive on the barriers of its first key block; the warpgroup of that block
+  // tells the other by q_full.
   MBarrier q_full, q_empty;
   MBarrier k_full[2][kWidthTiles];
   // The rope tile of a slot and its pairs of latent tiles are emptied, and filled again, one by
@@ -92,7 +93,7 @@ struct Shared {
   MBarrier p_full[2][kChunks];  // by the warpgroup that made it
   MBarrier job_full[2], job_empty[2];
   Job job[2];
-  BatchTotals totals;
+  BatchTotals totals;  // the producer's, across the start's __syncthreads
   Gangs gangs;
   float reference[kRows];  // exponent references of the rows of p
   union {                  // by the warpgroup that made p: whether references moved, by its warps

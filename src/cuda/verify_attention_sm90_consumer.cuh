@@ -17,8 +17,7 @@ namespace kdt::cuda::sm90 {
 
 // Tiles of the scores that go before the products of the block before.
 inline constexpr int kTilesAhead = 8;
-// An exponent reference above the scores.
-inline constexpr float kNoWeights = 1e30f;
+inline constexpr float kReferenceAboveAll = 1e30f;
 
 // One object does one segment: number `n_segments` of this thread block, its key blocks number
 // `n_blocks` and following.
@@ -35,20 +34,21 @@ class SegmentConsumer {
         row_(threadIdx.x / 32 % 4 * 16 + lane_ / 4),
         block_(n_blocks),
         segment_(n_segments),
-        q_first_(uniform(row_major(shared.q[tile_at(group_, kOwnValues)]))),
-        q_second_(uniform(row_major(shared.q[tile_at(group_, kOtherValues)]))),
-        k_(uniform(row_major(shared.k[group_]))) {
+        q_first_(uniform(row_major_low(shared.q[tile_at(group_, kOwnValues)]))),
+        q_second_(uniform(row_major_low(shared.q[tile_at(group_, kOtherValues)]))),
+        k_(uniform(row_major_low(shared.k[group_]))) {
     // Rows that do not exist get no weights: products with zeros take less power.
     const int n_rows = job.n_nodes * args.lengths.n_heads - job.segment.item * kRows;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      reference_[r] = row_ + 8 * r < n_rows ? kNegativeInfinity : kNoWeights;
+      reference_[r] = row_ + 8 * r < n_rows ? kNegativeInfinity : kReferenceAboveAll;
   }
 
   // The segment's key blocks, then its result.
   __device__ __forceinline__ void run() {
     const int n = job_.segment.n_blocks, first = (block_ + group_) & 1;
     if (first >= n) arrive(&shared_.q_empty);  // no scores of this warpgroup's
+    // Where it has no scores either, so that somebody waits for every phase.
     if (first == 1) mbarrier_wait(&shared_.q_full, segment_ & 1);
     for (int i = first; i < n; i += 2) {
       wgmma_touch(s_);
@@ -96,7 +96,7 @@ class SegmentConsumer {
     for (int place = kFirst; place < kEnd; ++place) {
       mbarrier_wait(&shared_.k_full[group_][place], parity);
       wgmma_fence();
-      const uint32_t q = place < kOwnValues     ? row_major(shared_.q[kRopeTile])
+      const uint32_t q = place < kOwnValues     ? row_major_low(shared_.q[kRopeTile])
                          : place < kOtherValues ? q_first_
                                                 : q_second_;
       const int tile = place < kOwnValues ? 0 : (place - kOwnValues) % 4;
@@ -120,8 +120,8 @@ class SegmentConsumer {
     reference_[0] = reference[0];
     reference_[1] = reference[1];
     if (!sees_all(i) && shared_.not_finite[slot] != 0) clear_missing_values(i, slot);
-    const uint32_t p = row_major(shared_.p);
-    const uint32_t v = column_major(shared_.k[slot][kOtherValues]);
+    const uint32_t p = row_major_low(shared_.p);
+    const uint32_t v = column_major_low(shared_.k[slot][kOtherValues]);
     wgmma_touch(o_);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -138,7 +138,7 @@ class SegmentConsumer {
     if (sees_all(i)) {
       not_finite_ = false;
     } else {
-      not_finite_ = group_any(any_not_finite(s_));
+      not_finite_ = any_in_warpgroup(any_not_finite(s_), 2 + group_);
       if (not_finite_) {  // the values of its key are cleared: the score must spoil the row
 #pragma unroll
         for (float& s : s_) s += 0.0f * s;
@@ -186,22 +186,6 @@ class SegmentConsumer {
     return all_rows_see(job_, job_.segment.first_block + i);
   }
 
-  // Whether `any` is so in this warpgroup.
-  __device__ __forceinline__ bool group_any(bool any) {
-    uint32_t result;
-    asm volatile(
-        "{\n"
-        ".reg .pred p, q;\n"
-        "setp.ne.u32 p, %1, 0;\n"
-        "barrier.cta.red.or.pred q, %2, 128, p;\n"
-        "selp.u32 %0, 1, 0, q;\n"
-        "}\n"
-        : "=r"(result)
-        : "r"(static_cast<uint32_t>(any)), "r"(2 + group_)
-        : "memory");
-    return result != 0;
-  }
-
   // Does o += p v of block i, chunk by chunk: one is multiplied while the next one is computed.
   // Each is published meanwhile.
   __device__ __forceinline__ void products_of_own(int i) {
@@ -212,7 +196,7 @@ class SegmentConsumer {
     reference_[1] = next_[1];
     publish_references(moved);
     if (not_finite_) clear_missing_values(i, group_);
-    const uint32_t v = column_major(shared_.k[group_][kOwnValues]);
+    const uint32_t v = column_major_low(shared_.k[group_][kOwnValues]);
     new_sum_[0] = new_sum_[1] = 0.0f;
     softmax(0);
     group_sync();  // all warps have read the probabilities that are overwritten now
@@ -243,11 +227,15 @@ class SegmentConsumer {
     wgmma_touch(o_);
   }
 
+  // The place of this warpgroup's values of a slot.
+  __device__ __forceinline__ int values_of(int slot) const {
+    return slot == group_ ? kOwnValues : kOtherValues;
+  }
+
   // Lets the producer refill this warpgroup's values of a slot.
   __device__ __forceinline__ void release_values(int slot) {
     __syncwarp();
-    const int first = (slot == group_ ? kOwnValues : kOtherValues) / 2;
-    if (lane_ < 2) mbarrier_arrive(&shared_.pair_empty[slot][first + lane_]);
+    if (lane_ < 2) mbarrier_arrive(&shared_.pair_empty[slot][values_of(slot) / 2 + lane_]);
   }
 
   // What the other warpgroup must know before it multiplies the first chunk.
@@ -287,9 +275,8 @@ class SegmentConsumer {
 
   // In this warpgroup's half of a slot.
   __device__ __forceinline__ void clear_missing_values(int i, int slot) {
-    const int first = slot == group_ ? kOwnValues : kOtherValues;
     sm90::clear_missing_values<Element>(job_, job_.segment.first_block + i,
-                                        &shared_.k[slot][first]);
+                                        &shared_.k[slot][values_of(slot)]);
     group_sync();
   }
 
@@ -304,7 +291,8 @@ class SegmentConsumer {
   float o_[128];    // accumulators
   float s_[32];     // scores
   uint32_t p_[16];  // probabilities as A fragments
-  // Per row: exponent reference and sum, and those that the block in work brings.
+  // Per row: exponent reference and sum, and those that the block in work brings (a block is summed
+  // by itself, since what is added to a long sum is rounded to it).
   float reference_[2], sum_[2] = {0.0f, 0.0f};
   float next_[2], new_sum_[2];
   bool not_finite_ = false;  // scores of the block in work

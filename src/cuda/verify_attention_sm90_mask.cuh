@@ -1,4 +1,5 @@
-// Which keys of a key block the rows of the wgmma attention kernel see.
+// Which keys of a key block the rows of the wgmma attention kernel see, and what is done to values
+// that must not reach the products.
 #pragma once
 
 #include "cuda/verify_attention_sm90_args.cuh"

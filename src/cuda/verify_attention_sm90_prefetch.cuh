@@ -1,9 +1,9 @@
-// What the wgmma attention kernel's spare warps bring into the L2 before it is read.
+// What the wgmma attention kernel's spare warps bring into the L2 at its start.
 #pragma once
 
 #include "cuda/device/prefetch.cuh"
 #include "cuda/device/tma.cuh"
-#include "cuda/verify_attention_sm90_mask.cuh"
+#include "cuda/verify_attention_sm90_args.cuh"
 
 namespace kdt::cuda::sm90 {
 

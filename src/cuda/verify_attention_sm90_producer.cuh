@@ -8,7 +8,7 @@
 
 namespace kdt::cuda::sm90 {
 
-// The L2 is asked for a page so many key blocks before it is copied.
+// The L2 is asked for a page so many key blocks before it is copied, in so many shares at most.
 inline constexpr int kBlocksAhead = 2, kMostShares = 4;
 
 // Totals of the batch; all lanes call it.

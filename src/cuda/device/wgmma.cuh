@@ -20,19 +20,21 @@ inline constexpr int kTileBytes = 64 * 128;
 // An operand in shared memory is told to the tensor cores by a descriptor. Its high word is that of
 // all tiles here (swizzle; 8-row groups are 1024 bytes apart), so it is passed on as its low word.
 
-// Of a tile whose rows are the rows of A or the columns of B (the row's elements are multiplied). A
-// k-step of 16 elements is 32 bytes further.
-__device__ __forceinline__ uint32_t row_major(const void* tile) {
+// The low word for a tile whose rows are the rows of A or the columns of B (the row's elements are
+// multiplied). A k-step of 16 elements is 32 bytes further.
+__device__ __forceinline__ uint32_t row_major_low(const void* tile) {
   return 1 << 16 | (shared_address(tile) & 0x3ffff) >> 4;
 }
 
-// Of adjacent tiles whose columns are the columns of B, 64 a tile (the column's elements are
-// multiplied): the next 64 columns are a tile further. A k-step of 16 rows is 2048 bytes further.
-__device__ __forceinline__ uint32_t column_major(const void* tiles) {
+// The low word for adjacent tiles whose columns are the columns of B, 64 a tile (the column's
+// elements are multiplied): the next 64 columns are a tile further. A k-step of 16 rows is 2048
+// bytes further.
+__device__ __forceinline__ uint32_t column_major_low(const void* tiles) {
   return kTileBytes >> 4 << 16 | (shared_address(tiles) & 0x3ffff) >> 4;
 }
 
-// The descriptor of a place `bytes` further than that of `low`.
+// The descriptor of a place `bytes` further than that of `low`. In assembly, so that the sum is one
+// instruction.
 __device__ __forceinline__ uint64_t descriptor(uint32_t low, int bytes) {
   uint64_t both;
   asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low + (bytes >> 4)), "n"(1 << 30 | 1024 >> 4));
@@ -61,6 +63,22 @@ __device__ __forceinline__ void limit_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
   else
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Whether `any` is so in the warpgroup, by named barrier `barrier`.
+__device__ __forceinline__ bool any_in_warpgroup(bool any, int barrier) {
+  uint32_t result;
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      "setp.ne.u32 p, %1, 0;\n"
+      "barrier.cta.red.or.pred q, %2, 128, p;\n"
+      "selp.u32 %0, 1, 0, q;\n"
+      "}\n"
+      : "=r"(result)
+      : "r"(static_cast<uint32_t>(any)), "r"(barrier)
+      : "memory");
+  return result != 0;
 }
 
 // Keeps the compiler from moving reads or writes of `c` across this point.
