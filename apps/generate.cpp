@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "apps/commands.h"
 #include "apps/generate_output.h"
@@ -116,9 +117,13 @@ Streams submit_all(Engine& engine, const GenerateOptions& o, const Mode& mode,
   return streams;
 }
 
-void print_run(const Run& run, const Mode& mode, bool show_tree, const text::Tokenizer* tokenizer) {
-  write_out(fmt::format("\n\n[{}: {}]\n", mode.name(), summary(run)));
-  if (show_tree) write_out("\n" + draw_tree(run, tokenizer, ::isatty(STDOUT_FILENO)));
+void print_run(const Run& run, const Mode& mode, const GenerateOptions& o,
+               const text::Tokenizer* tokenizer) {
+  const bool is_full =
+      run.reason == FinishReason::kLength && std::cmp_less(run.token_ids.size(), o.max_tokens);
+  write_out(fmt::format("\n\n[{}: {}{}]\n", mode.name(), summary(run),
+                        is_full ? ", ended by the context limit" : ""));
+  if (o.show_tree) write_out("\n" + draw_tree(run, tokenizer, ::isatty(STDOUT_FILENO)));
 }
 
 bool has_failed(const Run& run) {
@@ -177,7 +182,7 @@ int run_generate(const GenerateOptions& o) {
     if (!o.json && runs.size() > 1)
       write_out(fmt::format("{}--- prompt {}\n", i ? "\n" : "", i + 1));
     follow(*streams[i], tokenizer, !o.json, &runs[i]);
-    if (!o.json && !has_failed(runs[i])) print_run(runs[i], mode, o.show_tree, tokenizer);
+    if (!o.json && !has_failed(runs[i])) print_run(runs[i], mode, o, tokenizer);
   }
   // A run that fails has no answer; the others of its batch keep theirs.
   if (o.json && !std::all_of(runs.begin(), runs.end(), has_failed))

@@ -471,6 +471,14 @@ def test_huge_max_tokens():
     assert out["finish_reason"] == "length"
 
 
+def test_context_limit_is_told():
+    """Fewer tokens than asked for need a reason."""
+    for context, told in (("20", True), ("200", False)):
+        limits = ["--max-tokens", "30", "--ignore-eos", "--context", context]
+        out = kdtree("generate", *PAIR, "--prompt-ids", "1,2,3", *limits).stdout
+        assert (b"ended by the context limit]" in out) == told, out
+
+
 def test_no_memory():
     """A machine without the memory says so."""
     for mebibytes in (30, 50):
