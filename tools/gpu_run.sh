@@ -164,6 +164,7 @@ run_bench() {
 for step in $steps; do
   echo "== $step"
   run_$step || failed+=("$step")
+  case $end in skipped*) break ;; esac
 done
 if [ ${#failed[@]} -gt 0 ]; then
   echo "FAILED: ${failed[*]}"
