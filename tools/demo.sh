@@ -28,7 +28,7 @@ printf '\n%sOne round: what the drafter proposed in one pass, its probability of
 printf '\nand the path that the target accepted (●). A chain of best tokens would have ended\n'
 printf 'earlier.%s\n' "$plain"
 
-rule 'The same prompt and the same tokens, three ways (greedy, batch 1)'
+rule 'The same prompt and the same tokens: plain, a chain, three trees (greedy, batch 1)'
 "$kdtree" bench --decode "${pair[@]}" --prompt "$prompt" --max-tokens 96 --budgets 8,15,32
 printf '%sOn a CPU a small model computes every node of a tree at full cost, so a longer\n' "$dim"
 printf 'acceptance need not be faster; trees pay where reading the weights takes the time.%s\n' \
