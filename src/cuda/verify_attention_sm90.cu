@@ -55,10 +55,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (; job.kind == Job::kCombine; job = next_job(shared, n_jobs++)) combine(args, job, shared);
   } else {
     limit_registers<kProducerRegisters, false>();
-    if (produces) {
-      Producer(args, shared)
-          .run({args.lengths, shared.totals, static_cast<int>(gridDim.x), shared.gangs});
-    }
+    if (produces)
+      Producer(args, shared).run(Schedule(args.lengths, shared.totals, gridDim.x, shared.gangs));
   }
 #endif
 }

@@ -2,6 +2,7 @@
 // that must not reach the products.
 #pragma once
 
+#include "cuda/device/tma.cuh"
 #include "cuda/verify_attention_sm90_args.cuh"
 
 namespace kdt::cuda::sm90 {

@@ -187,7 +187,8 @@ class Producer {
   // To the barrier of the keys that it is multiplied with.
   __device__ __forceinline__ void copy_query(int slot, int place, int row) {
     const int tile = tile_at(slot, place);
-    tma_load_2d(shared_.q[tile], &args_.q_map, tile * 64, row, &shared_.k_full[slot][place]);
+    tma_load_2d_announced(shared_.q[tile], &args_.q_map, tile * 64, row,
+                          &shared_.k_full[slot][place]);
   }
 
   // The next key block, to slot kSlot; of each tile `bytes` arrive.

@@ -33,9 +33,10 @@ __device__ __forceinline__ void tma_load_2d(void* shared, const CUtensorMap* map
       : "memory");
 }
 
-// The same without an arrival: its bytes are among those that another copy has announced.
-__device__ __forceinline__ void tma_load_2d(void* shared, const CUtensorMap* map, int32_t column,
-                                            int32_t row, MBarrier* barrier) {
+// The same without an arrival: its bytes are among those that another copy announces.
+__device__ __forceinline__ void tma_load_2d_announced(void* shared, const CUtensorMap* map,
+                                                      int32_t column, int32_t row,
+                                                      MBarrier* barrier) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
