@@ -132,6 +132,7 @@ void add_attention_cases(const BenchModel& model, std::vector<BenchCase>* cases)
             p.n_pages = p.rows.max_blocks;
             p.kv_pages = data.uniform(p.n_pages * kPageTokens * width);
             p.workspace = data.workspace(verify_attention_workspace(data.backend(), p));
+            verify_attention_plan(data.backend(), p);
             return p;
           }));
   cases->push_back(make_case<LseMergeParams>(

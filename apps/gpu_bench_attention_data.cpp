@@ -99,6 +99,7 @@ VerifyAttentionParams AttentionPool::problem(const AttentionBatch& batch,
 
 double AttentionPool::check(const VerifyAttentionParams& p, const AttentionBatch& batch,
                             int32_t first) {
+  verify_attention_plan(backend_, p);
   verify_attention(backend_, p);
   const Backend& exact = *cuda_backend_with_attention("simt");
   const auto n_queries = static_cast<size_t>(p.rows.n_rows) * p.n_heads;
@@ -111,7 +112,7 @@ double AttentionPool::check(const VerifyAttentionParams& p, const AttentionBatch
   some.out = want.data();
   some.lse = want.data() + n_queries * kLatent;
   some.out_dtype = DType::kF32;
-  verify_attention(exact, some);
+  verify_attention(exact, some);  // simt needs no plan, and leaves the workspace alone
   double worst = 0;
   for (int32_t b = first; b < batch.size(); ++b) {
     const size_t at = static_cast<size_t>(b) * batch.most_nodes() * p.n_heads * kLatent;

@@ -50,6 +50,8 @@ class BenchRound {
   std::vector<Part> parts(int n_layers) {
     return {{"draft_topk", [this](Stream s) { draft_topk(backend_, topk_, s); }},
             {"tree_build", [this](Stream s) { tree_build(backend_, build_, s); }},
+            {"verify_attention_plan",
+             [this](Stream s) { verify_attention_plan(backend_, attention_, s); }},
             {"verify_attention", [=, this](Stream s) { attend(n_layers, s); }},
             {"tree_accept", [this](Stream s) { tree_accept(backend_, accept_, s); }},
             {"kv_commit", [this](Stream s) { kv_commit(backend_, commit_, s); }},

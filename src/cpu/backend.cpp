@@ -38,6 +38,7 @@ const Backend& cpu_backend() {
       .moe_experts_workspace = cpu::moe_experts_workspace,
       .moe_experts = cpu::moe_experts,
       .verify_attention_workspace = cpu::verify_attention_workspace,
+      .verify_attention_plan = [](const VerifyAttentionParams&, Stream) {},
       .verify_attention = cpu::verify_attention,
       .lse_merge = cpu::lse_merge,
       .draft_attention_workspace = cpu::draft_attention_workspace,

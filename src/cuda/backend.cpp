@@ -26,6 +26,7 @@ constexpr Backend kBackend = {
     .time_cold = cuda::time_cold,
     .embedding = cuda::embedding,
     .verify_attention_workspace = cuda::verify_attention_workspace,
+    .verify_attention_plan = cuda::verify_attention_plan,
     .verify_attention = cuda::verify_attention,
     .lse_merge = cuda::lse_merge,
     .draft_topk_workspace = cuda::draft_topk_workspace,

@@ -21,6 +21,7 @@ double time_cold(const std::function<void(Stream)>& call, int n_warmups, int n_r
 
 void embedding(const EmbeddingParams& p, Stream stream);
 size_t verify_attention_workspace(const VerifyAttentionParams& largest);
+void verify_attention_plan(const VerifyAttentionParams& p, Stream stream);
 void verify_attention(const VerifyAttentionParams& p, Stream stream);
 void lse_merge(const LseMergeParams& p, Stream stream);
 size_t draft_topk_workspace(const DraftTopkParams& largest);

@@ -79,6 +79,8 @@ size_t verify_attention_workspace(const VerifyAttentionParams& largest) {
   return std::max(mma_workspace(largest, machine), sm90_workspace(machine));
 }
 
+void verify_attention_plan(const VerifyAttentionParams&, Stream) {}
+
 void verify_attention(const VerifyAttentionParams& p, Stream stream) {
   if (!has_work(p)) return;
   const Machine machine = this_machine();

@@ -69,7 +69,8 @@ void TargetModel::plan(const TargetPlan& plan) {
                                   .latent_dim = static_cast<int32_t>(c.kv_lora_rank),
                                   .rope_dim = static_cast<int32_t>(c.qk_rope_head_dim)};
   attention.rows = {.n_requests = plan.max_requests, .n_rows = max_rows};
-  size_t bytes = verify_attention_workspace(backend_, attention);
+  attention_workspace_ = Buffer<uint8_t>(backend_, verify_attention_workspace(backend_, attention));
+  size_t bytes = 0;
   for (const TargetLayer& layer : weights_.layers) {
     if (!layer.is_moe) continue;
     const MoeExpertsParams experts{.gate = layer.expert_gate.get(),
@@ -98,6 +99,8 @@ void TargetModel::forward(const TargetBatch& batch, const LatentCache& cache) {
                        .n_rows = n_rows,
                        .hidden = static_cast<int32_t>(hidden),
                        .vocab = static_cast<int32_t>(config_.vocab_size)});
+  // Of all layers: they have the same lengths.
+  verify_attention_plan(backend_, attention_params(0, batch, cache));
   for (int64_t i = 0; i < config_.n_layers; ++i) {
     const TargetLayer& layer = weights_.layers[i];
     attention(layer, i, batch, cache);
@@ -107,6 +110,26 @@ void TargetModel::forward(const TargetBatch& batch, const LatentCache& cache) {
         backend_.copy(features_.data() + c * max_rows_ * hidden, x_.data(),
                       sizeof(float) * n_rows * hidden, {});
   }
+}
+
+VerifyAttentionParams TargetModel::attention_params(int64_t index, const TargetBatch& batch,
+                                                    const LatentCache& cache) {
+  const auto& c = config_;
+  const int64_t page = static_cast<int64_t>(kPageTokens) * kv_width();
+  return {.rows = batch.rows,
+          .q = q_latent_.data(),
+          .kv_pages = cache.pages.data() + index * page * cache.n_pages,
+          .tail = tail_.data() + index * max_rows_ * kv_width(),
+          .ancestors = batch.ancestors,
+          .out = attention_.data(),
+          .lse = attention_.data() + int64_t{max_rows_} * c.n_heads * c.kv_lora_rank,
+          .n_words = batch.n_words,
+          .n_heads = static_cast<int32_t>(c.n_heads),
+          .n_pages = cache.n_pages,
+          .latent_dim = static_cast<int32_t>(c.kv_lora_rank),
+          .rope_dim = static_cast<int32_t>(c.qk_rope_head_dim),
+          .scale = scale_,
+          .workspace = {attention_workspace_.data(), attention_workspace_.size()}};
 }
 
 // x += o(W_UV attention(q W_UK, latent)), the latent rows of this pass kept in the tail.
@@ -161,22 +184,7 @@ void TargetModel::attention(const TargetLayer& layer, int64_t index, const Targe
   rotation.y_head_stride = width;
   rope(backend_, rotation);
 
-  float* lse = attention_.data() + static_cast<int64_t>(max_rows_) * heads * latent;
-  const int64_t page = static_cast<int64_t>(kPageTokens) * width;
-  verify_attention(backend_, {.rows = batch.rows,
-                              .q = q_latent_.data(),
-                              .kv_pages = cache.pages.data() + index * page * cache.n_pages,
-                              .tail = tail,
-                              .ancestors = batch.ancestors,
-                              .out = attention_.data(),
-                              .lse = lse,
-                              .n_words = batch.n_words,
-                              .n_heads = heads,
-                              .n_pages = cache.n_pages,
-                              .latent_dim = static_cast<int32_t>(latent),
-                              .rope_dim = static_cast<int32_t>(rope_dim),
-                              .scale = scale_,
-                              .workspace = {workspace_.data(), workspace_.size()}});
+  verify_attention(backend_, attention_params(index, batch, cache));
   linear(backend_, {.x = attention_.data(),
                     .y = values_.data(),
                     .weight = layer.w_uv.get(),

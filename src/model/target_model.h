@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model/target_weights.h"
+#include "ops/verify_attention.h"
 
 namespace kdt::model {
 
@@ -61,6 +62,8 @@ class TargetModel {
   int32_t max_rows() const { return max_rows_; }
 
  private:
+  VerifyAttentionParams attention_params(int64_t index, const TargetBatch& batch,
+                                         const LatentCache& cache);
   void attention(const TargetLayer& layer, int64_t index, const TargetBatch& batch,
                  const LatentCache& cache);
   void ffn(const TargetLayer& layer, int32_t n_rows);
@@ -76,6 +79,8 @@ class TargetModel {
   Buffer<float> x_, norm_, q_a_, q_, q_latent_, attention_, values_, gate_, up_;
   Buffer<float> router_logits_, router_weights_, tail_, features_, logits_, head_norm_;
   Buffer<int32_t> router_ids_;
+  // Holds the plan of a forward pass: not in workspace_, which a layer's experts overwrite.
+  Buffer<uint8_t> attention_workspace_;
   Buffer<uint8_t> workspace_;
 };
 

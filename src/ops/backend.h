@@ -62,6 +62,7 @@ struct Backend {
   size_t (*moe_experts_workspace)(const MoeExpertsParams&) = nullptr;
   void (*moe_experts)(const MoeExpertsParams&, Stream) = nullptr;
   size_t (*verify_attention_workspace)(const VerifyAttentionParams&) = nullptr;
+  void (*verify_attention_plan)(const VerifyAttentionParams&, Stream) = nullptr;
   void (*verify_attention)(const VerifyAttentionParams&, Stream) = nullptr;
   void (*lse_merge)(const LseMergeParams&, Stream) = nullptr;
   size_t (*draft_attention_workspace)(const DraftAttentionParams&) = nullptr;

@@ -16,7 +16,8 @@ struct Stream {
 
 inline constexpr size_t kWorkspaceAlignment = 16;  // bytes
 
-// Scratch memory of one op call, allocated at plan time: sizes come from `<op>_workspace`. Calls
+// Scratch memory of one op call (of verify_attention: from its plan to the last call that uses it),
+// allocated at plan time: sizes come from `<op>_workspace`. Calls
 // that may run at the same time need one each.
 struct Workspace {
   void* data = nullptr;
@@ -34,6 +35,9 @@ struct RowBatch {
   const int32_t* prefix_len = nullptr;   // [B] tokens in the paged cache = position of the root
   const int32_t* block_table = nullptr;  // [B, max_blocks] page of tokens 64 * j .. 64 * j + 63
   int32_t max_blocks = 0;
+
+  // Whether these are the same arrays, whatever they hold.
+  bool operator==(const RowBatch&) const = default;
 };
 
 }  // namespace kdt

@@ -6,6 +6,12 @@
 namespace kdt {
 namespace {
 constexpr const char* kOp = "verify_attention";
+
+void check_all(const Backend& backend, const VerifyAttentionParams& p) {
+  check(p);
+  require_workspace(kOp, p.workspace,
+                    implemented(backend, &Backend::verify_attention_workspace, kOp)(p));
+}
 }  // namespace
 
 void check(const VerifyAttentionParams& p) {
@@ -36,10 +42,13 @@ size_t verify_attention_workspace(const Backend& backend, const VerifyAttentionP
   return implemented(backend, &Backend::verify_attention_workspace, kOp)(largest);
 }
 
+void verify_attention_plan(const Backend& backend, const VerifyAttentionParams& p, Stream stream) {
+  check_all(backend, p);
+  implemented(backend, &Backend::verify_attention_plan, "verify_attention_plan")(p, stream);
+}
+
 void verify_attention(const Backend& backend, const VerifyAttentionParams& p, Stream stream) {
-  check(p);
-  require_workspace(kOp, p.workspace,
-                    implemented(backend, &Backend::verify_attention_workspace, kOp)(p));
+  check_all(backend, p);
   implemented(backend, &Backend::verify_attention, kOp)(p, stream);
 }
 

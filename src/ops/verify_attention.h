@@ -46,11 +46,27 @@ struct VerifyAttentionParams {
   // Whether a request must get the same bits alone and in any batch. The CPU backend always gives
   // them; CUDA then cuts keys by the request's own sizes, which leaves multiprocessors idle.
   bool batch_invariant = false;
+  // From verify_attention_plan() to the last call that uses the plan, theirs alone.
   Workspace workspace;
 };
 
 void check(const VerifyAttentionParams& p);
 size_t verify_attention_workspace(const Backend& backend, const VerifyAttentionParams& largest);
+
+// What the calls of one batch have in common, the layers of a model, is computed once for them and
+// left in the workspace: how the batch is dealt out to the device. Call it before
+// verify_attention() on every backend, and again when the contents of row_offset, n_nodes,
+// prefix_len or block_table have changed or anything else has written to the workspace. The calls
+// that use a plan follow in stream order, one after the other. They may differ in the arrays that
+// they read and write (not in the alignment of these to 16 bytes) and in a positive scale, in
+// nothing else.
+//
+// Throws what verify_attention() does. That throws kInvalidArgument where CUDA needs a plan and the
+// workspace was not planned for this RowBatch and n_heads. It cannot see changed contents or an
+// overwritten workspace: results are undefined then, and the call may not return. A captured call
+// uses the plan that is there when it is replayed; nothing is checked then.
+void verify_attention_plan(const Backend& backend, const VerifyAttentionParams& p,
+                           Stream stream = {});
 void verify_attention(const Backend& backend, const VerifyAttentionParams& p, Stream stream = {});
 
 }  // namespace kdt

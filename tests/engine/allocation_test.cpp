@@ -110,9 +110,9 @@ Backend watched_backend() {
   Backend backend = cpu_backend();
   watch<&Backend::copy_in, &Backend::copy_out, &Backend::copy, &Backend::linear,
         &Backend::embedding, &Backend::rms_norm, &Backend::rope, &Backend::silu_mul,
-        &Backend::moe_route, &Backend::moe_experts, &Backend::verify_attention,
-        &Backend::draft_attention, &Backend::draft_topk, &Backend::tree_build,
-        &Backend::tree_accept, &Backend::kv_commit>(&backend);
+        &Backend::moe_route, &Backend::moe_experts, &Backend::verify_attention_plan,
+        &Backend::verify_attention, &Backend::draft_attention, &Backend::draft_topk,
+        &Backend::tree_build, &Backend::tree_accept, &Backend::kv_commit>(&backend);
   backend.allocate = [](size_t bytes) {
     ++backend_allocations;
     return cpu_backend().allocate(bytes);

@@ -258,6 +258,7 @@ TEST_F(AttentionImplementations, LongestPrefixInALargePool) {
                                .q_dtype = DType::kBF16,
                                .kv_dtype = DType::kBF16};
     p.workspace = scratch_.workspace(backend, verify_attention_workspace(backend, p));
+    verify_attention_plan(backend, p);
     verify_attention(backend, p);
     const std::vector<float> got = out.get(), got_lse = lse.get();
     for (size_t i = 0; i < want.size(); ++i) {

@@ -120,7 +120,10 @@ class AttentionCall {
         block_table_(memory, a.block_table),
         ancestors_(memory, a.ancestors) {}
 
-  AttentionResult run(const Backend& backend, SharedScratch* shared = nullptr) {
+  void set_queries(const std::vector<float>& q) { q_ = typed_array(memory_, q, a_.q_dtype); }
+
+  // Without `plans`, by the plan that an earlier run has left in the workspace.
+  AttentionResult run(const Backend& backend, SharedScratch* shared = nullptr, bool plans = true) {
     const size_t n_out = static_cast<size_t>(a_.n_rows) * a_.heads * a_.latent;
     auto out = poisoned<char>(memory_, n_out * dtype_bytes(a_.out_dtype));
     auto lse = poisoned<float>(memory_, static_cast<size_t>(a_.n_rows) * a_.heads);
@@ -130,6 +133,7 @@ class AttentionCall {
     SharedScratch own;
     p.workspace =
         (shared ? shared : &own)->workspace(backend, verify_attention_workspace(backend, p));
+    if (plans) verify_attention_plan(backend, p);
     verify_attention(backend, p);
     return {widened(out.get(), n_out), lse.get()};
   }

@@ -173,6 +173,7 @@ void RoundPipeline::attend(Stream stream) {
         .q_dtype = DType::kBF16,
         .kv_dtype = DType::kBF16};
     p.workspace = workspace(verify_attention_workspace(backend_, p));
+    if (layer == 0) verify_attention_plan(backend_, p, stream);
     verify_attention(backend_, p, stream);
   }
 }
