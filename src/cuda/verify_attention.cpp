@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "base/error.h"
 #include "cuda/launch.h"
@@ -21,6 +22,10 @@ Machine small_machine() {
 bool has_work(const VerifyAttentionParams& p) {
   return p.rows.n_requests > 0 && p.rows.n_rows > 0 && p.n_heads > 0;
 }
+
+// The rows and heads that a workspace was last planned for. Entries stay.
+std::mutex plans_mutex;
+std::unordered_map<const void*, std::pair<RowBatch, int32_t>> plans;
 
 // An implementation that was asked for by name takes every shape it can and refuses the others.
 using Supports = bool (*)(const VerifyAttentionParams&, const Machine&);
@@ -60,17 +65,20 @@ Machine this_machine() {
               device_attribute(cudaDevAttrComputeCapabilityMinor) == 0};
 }
 
-int counter_bank(const void* workspace) {
-  static std::mutex mutex;
-  static std::unordered_map<const void*, int> banks;
-  const std::lock_guard lock(mutex);
-  const int number = banks.try_emplace(workspace, static_cast<int>(banks.size())).first->second;
-  if (number >= kCounterBanks) {
+void note_plan(const VerifyAttentionParams& p) {
+  const std::lock_guard lock(plans_mutex);
+  plans[p.workspace.data] = {p.rows, p.n_heads};
+}
+
+void require_plan(const VerifyAttentionParams& p) {
+  const std::lock_guard lock(plans_mutex);
+  const auto found = plans.find(p.workspace.data);
+  if (found == plans.end() || found->second != std::pair(p.rows, p.n_heads)) {
     throw_error(ErrorCode::kInvalidArgument,
-                "verify_attention: called with more than {} different workspaces; use some again",
-                kCounterBanks);
+                "verify_attention: the workspace has no plan for these rows of {} requests and {} "
+                "heads; call verify_attention_plan with them first",
+                p.rows.n_requests, p.n_heads);
   }
-  return number;
 }
 
 size_t verify_attention_workspace(const VerifyAttentionParams& largest) {
@@ -79,7 +87,10 @@ size_t verify_attention_workspace(const VerifyAttentionParams& largest) {
   return std::max(mma_workspace(largest, machine), sm90_workspace(machine));
 }
 
-void verify_attention_plan(const VerifyAttentionParams&, Stream) {}
+void verify_attention_plan(const VerifyAttentionParams& p, Stream stream) {
+  const Machine machine = this_machine();
+  if (has_work(p) && sm90_supports(p, machine)) sm90_plan(p, machine, stream);
+}
 
 void verify_attention(const VerifyAttentionParams& p, Stream stream) {
   if (!has_work(p)) return;

@@ -37,12 +37,13 @@ void mma_attention(const VerifyAttentionParams& p, const Machine& machine, Strea
 // arrays; not batch_invariant.
 bool sm90_supports(const VerifyAttentionParams& p, const Machine& machine);
 size_t sm90_workspace(const Machine& machine);
+void sm90_plan(const VerifyAttentionParams& p, const Machine& machine, Stream stream);
 void sm90_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);
-// sm90's counters lie outside the workspace, which may hold anything between two calls. Calls that
-// may run at the same time have disjoint workspaces: each first byte has a bank of its own.
-// Thread-safe.
-inline constexpr int kCounterBanks = 8192;
-int counter_bank(const void* workspace);
+// For these and for tests. A plan lies in device memory: the host keeps which rows and heads a
+// workspace was planned for. require_plan() throws kInvalidArgument for others, and
+// sm90_attention() with it. Thread-safe.
+void note_plan(const VerifyAttentionParams& p);
+void require_plan(const VerifyAttentionParams& p);
 
 bool simt_supports(const VerifyAttentionParams& p, const Machine& machine);
 void simt_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream);

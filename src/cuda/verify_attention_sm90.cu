@@ -1,30 +1,45 @@
 // Tree-verify attention on Hopper (sm_90a) with wgmma and the bulk tensor copy engine: one kernel
-// for prefix, tail, mask, split and combine.
+// for prefix, tail, mask, split and combine, and a small one that plans a batch for it.
 #include <cudaTypedefs.h>
 
+#include <cstddef>
+
+#include "cuda/device/dependency.cuh"
 #include "cuda/launch.h"
 #include "cuda/verify_attention.h"
 #include "cuda/verify_attention_sm90_combine.cuh"
 #include "cuda/verify_attention_sm90_consumer.cuh"
+#include "cuda/verify_attention_sm90_plan.cuh"
 #include "cuda/verify_attention_sm90_prefetch.cuh"
 #include "cuda/verify_attention_sm90_producer.cuh"
 
 namespace kdt::cuda {
 namespace sm90 {
 
-__device__ __forceinline__ void init_barriers(Shared& shared) {
+// By the consumer warps: each barrier takes a warp 80 cycles.
+__device__ __forceinline__ void init_barriers(Shared& shared, int warp) {
   if (shared_address(&shared) % 1024 != 0) __trap();
-  mbarrier_init(&shared.q_full, 4);
-  mbarrier_init(&shared.q_empty, 8);
-  for (int slot = 0; slot < 2; ++slot) {
-    for (int j = 0; j < kWidthTiles; ++j) mbarrier_init(&shared.k_full[slot][j], 1);
-    for (int pair = 0; pair < 4; ++pair) mbarrier_init(&shared.pair_empty[slot][pair], 4);
-    mbarrier_init(&shared.rope_empty[slot], 4);
-    for (int j = 0; j < kChunks; ++j) mbarrier_init(&shared.p_full[slot][j], 4);
-    mbarrier_init(&shared.job_full[slot], 1);
-    mbarrier_init(&shared.job_empty[slot], 8);
+  constexpr auto index = [](size_t at) {
+    return static_cast<int>((at - offsetof(Shared, k_full)) / sizeof(MBarrier));
+  };
+  constexpr int kOfFour = index(offsetof(Shared, pair_empty));
+  constexpr int kOfEight = index(offsetof(Shared, q_empty));
+  constexpr int kEnd = index(offsetof(Shared, slices_full)) + 1;
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll 1
+    for (int i = warp; i < kEnd; i += kConsumerWarps)
+      mbarrier_init(&shared.k_full[0][0] + i, i < kOfFour ? 1 : i < kOfEight ? 4 : kConsumerWarps);
+    mbarrier_fence_init();
   }
-  mbarrier_fence_init();
+}
+
+// As many thread blocks as the attention kernel has: each makes the plan of one of them.
+__global__ void __launch_bounds__(32)
+    plan_kernel([[maybe_unused]] const __grid_constant__ PlanArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wait_for_previous();
+  make_plan(args);
+#endif
 }
 
 template <typename Element>
@@ -34,15 +49,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
   const int warp = uniform(threadIdx.x / 32);
-  const bool consumes = warp < kConsumerThreads / 32, produces = warp == kConsumerThreads / 32;
-  if (consumes) {
-    if (threadIdx.x == 0) init_barriers(shared);
-  } else if (produces) {
-    shared.totals = batch_totals(args.lengths);
-    shared.gangs = choose_gangs(args.lengths, shared.totals);
-  } else {
+  const bool consumes = warp < kConsumerWarps, produces = warp == kConsumerWarps;
+  uint4 words;  // of the plan, the producer's
+  if (consumes)
+    init_barriers(shared, warp);
+  else if (produces)
+    words = load_plan(args);
+  else
     prefetch_start(args);
-  }
   __syncthreads();
   if (consumes) {
     limit_registers<kConsumerRegisters, true>();
@@ -52,22 +66,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       SegmentConsumer<Element>(args, shared, job, n_jobs - 1, n_blocks).run();
       n_blocks += job.segment.n_blocks;
     }
-    for (; job.kind == Job::kCombine; job = next_job(shared, n_jobs++)) combine(args, job, shared);
+    for (int n = 0; job.kind == Job::kCombine; job = next_job(shared, n_jobs++))
+      n += combine(args, job, shared, n);
   } else {
     limit_registers<kProducerRegisters, false>();
-    if (produces)
-      Producer(args, shared).run(Schedule(args.lengths, shared.totals, gridDim.x, shared.gangs));
+    if (produces) Producer(args, shared).run(words);
   }
 #endif
-}
-
-// Counters of the parts of items, zero between launches: a bank for each workspace.
-__device__ uint32_t part_counters[kCounterBanks][2 * kMaxBlocks];
-
-uint32_t* counters_of(const void* workspace) {
-  void* counters = nullptr;  // of the current device
-  KDT_CUDA_CHECK(cudaGetSymbolAddress(&counters, part_counters));
-  return static_cast<uint32_t*>(counters) + size_t{2} * kMaxBlocks * counter_bank(workspace);
 }
 
 int n_blocks(const Machine& machine) {
@@ -98,29 +103,36 @@ CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows) {
   return map;
 }
 
+// Parts, their statistics, plans, launch numbers.
+PlanArgs plan_args(const VerifyAttentionParams& p, int blocks) {
+  const size_t slots = Schedule::slots(blocks);
+  PlanArgs args;
+  args.lengths = {p.rows.n_nodes, p.rows.prefix_len, p.rows.n_requests, p.n_heads};
+  args.row_offset = p.rows.row_offset;
+  args.block_table = p.rows.block_table;
+  args.max_blocks = p.rows.max_blocks;
+  args.plans = reinterpret_cast<Plan*>(static_cast<char*>(p.workspace.data) + slots * kPartBytes);
+  args.last_launch = reinterpret_cast<uint32_t*>(args.plans + blocks);
+  return args;
+}
+
 Args make_args(const VerifyAttentionParams& p, int blocks) {
   Args args;
+  static_cast<PlanArgs&>(args) = plan_args(p, blocks);
   args.q_map = tensor_map(p.q, p.q_dtype, int64_t{p.rows.n_rows} * p.n_heads);
   args.tail_map = tensor_map(p.tail, p.kv_dtype, p.rows.n_rows);
   args.pages_map = p.n_pages > 0
                        ? tensor_map(p.kv_pages, p.kv_dtype, int64_t{p.n_pages} * kPageTokens)
                        : args.tail_map;
-  args.lengths = {p.rows.n_nodes, p.rows.prefix_len, p.rows.n_requests, p.n_heads};
   args.q = p.q;
   args.pages = p.kv_pages;
   args.n_query_rows = int64_t{p.rows.n_rows} * p.n_heads;
-  args.n_pages = p.n_pages;
-  args.row_offset = p.rows.row_offset;
-  args.block_table = p.rows.block_table;
   args.ancestors = p.ancestors;
   args.out = p.out;
   args.lse = p.lse;
-  const int slots = Schedule::slots(blocks);
   args.partial_out = static_cast<uint16_t*>(p.workspace.data);
-  args.partial_stats =
-      reinterpret_cast<float4*>(args.partial_out + size_t{kPartialElements} * slots);
-  args.counters = counters_of(p.workspace.data);
-  args.max_blocks = p.rows.max_blocks;
+  args.partial_stats = reinterpret_cast<RowStats*>(args.partial_out + size_t{kPartialElements} *
+                                                                          Schedule::slots(blocks));
   args.n_words = p.n_words;
   args.out_type = p.out_dtype == DType::kF32    ? OutType::kF32
                   : p.out_dtype == DType::kBF16 ? OutType::kBF16
@@ -147,11 +159,19 @@ bool sm90_supports(const VerifyAttentionParams& p, const Machine& machine) {
 
 size_t sm90_workspace(const Machine& machine) {
   if (!machine.hopper) return 0;
-  const size_t slots = sm90::Schedule::slots(sm90::n_blocks(machine));
-  return slots * (sm90::kPartialElements * sizeof(uint16_t) + sm90::kRows * sizeof(float4));
+  const size_t blocks = sm90::n_blocks(machine), slots = sm90::Schedule::slots(blocks);
+  return slots * sm90::kPartBytes + blocks * sizeof(sm90::Plan) + slots * sizeof(uint32_t);
+}
+
+void sm90_plan(const VerifyAttentionParams& p, const Machine& machine, Stream stream) {
+  const int blocks = sm90::n_blocks(machine);
+  launch(sm90::plan_kernel, {.grid = dim3(blocks), .block = dim3(32)}, stream,
+         sm90::plan_args(p, blocks));
+  note_plan(p);
 }
 
 void sm90_attention(const VerifyAttentionParams& p, const Machine& machine, Stream stream) {
+  require_plan(p);
   const int blocks = sm90::n_blocks(machine);
   const auto kernel = p.q_dtype == DType::kBF16 ? sm90::verify_attention_kernel<device::Bf16>
                                                 : sm90::verify_attention_kernel<device::Fp16>;

@@ -1,8 +1,10 @@
-// What the wgmma attention kernel is launched with, and its shared memory.
+// What the wgmma attention kernel is launched with, what a plan holds, and the kernel's shared
+// memory.
 #pragma once
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/device/lanes.cuh"
@@ -20,7 +22,8 @@ inline constexpr int kLatent = 512;
 inline constexpr int kWidth = 576;               // latent + rope
 inline constexpr int kWidthTiles = kWidth / 64;  // the last one is the rope part
 inline constexpr int kRopeTile = kWidthTiles - 1;
-inline constexpr int kConsumerThreads = 256;             // two warpgroups
+inline constexpr int kConsumerThreads = 256;  // two warpgroups
+inline constexpr int kConsumerWarps = kConsumerThreads / 32;
 inline constexpr int kThreads = kConsumerThreads + 128;  // and the producer's
 // Registers of a thread. The kernel starts with as many for every thread as the multiprocessor has,
 // in units of 8: what one side takes the other must have given back, or taking never ends.
@@ -35,39 +38,73 @@ inline constexpr int kMaxBlocks = 134;  // thread blocks of a launch
 
 enum class OutType : int32_t { kF32, kBF16, kF16 };
 
-struct Args {
-  CUtensorMap q_map;      // [R * H, 576]
-  CUtensorMap pages_map;  // [n_pages * 64, 576]
-  CUtensorMap tail_map;   // [R, 576]
-  BatchLengths lengths;
-  const void *q, *pages;
-  int64_t n_query_rows, n_pages;
-  const int32_t* row_offset;
-  const int32_t* block_table;
-  const uint64_t* ancestors;
-  void* out;
-  float* lse;
-  uint16_t* partial_out;  // [slots, 64 * 512] fp16, in slices of accumulator fragments
-  float4* partial_stats;  // [slots, 64]: exponent reference and sum of a row, the inverses of the
-                          // powers of two of its halves
-  // [blocks, 2]: parts stored, sharers that saw them all; zero between launches
-  uint32_t* counters;
-  int32_t max_blocks, n_words;
-  OutType out_type;
-  float scale_log2;  // scale * log2(e)
-};
-
 // A job of the consumers, as the producer hands it over.
-struct Job {
+struct alignas(16) Job {
   enum Kind : int32_t { kAttend, kCombine, kEnd };
   Segment segment;
   int32_t kind;
   int32_t row_offset, n_nodes, prefix_len;
+  uint32_t launch;  // number of this launch since the batch was planned, from 1
 };
 
-// The value of lane 0, which the compiler then knows to be the same in all lanes.
+// What a thread block has to know of a batch before it starts. It is read 16 bytes a lane.
+struct alignas(16) Plan {
+  Job first;  // its first segment, with the next launch's number; kCombine where it attends to none
+  // Where that segment's first keys and queries are: rows of the prefix's pages or of the tail.
+  int32_t in_prefix, key_row, query_row;
+  int32_t pages[32];        // of its first key blocks
+  Schedule::Cursor cursor;  // behind it
+  BatchTotals totals;
+  Gangs gangs;
+};
+inline constexpr int kPlanWords = sizeof(Plan) / 16;  // one a lane
+static_assert(kPlanWords <= 32);
+
+__device__ __forceinline__ int prefix_blocks(const Job& job) {
+  return ceil_div(job.prefix_len, kKeys);
+}
+
+// Of a row of a part: exponent reference, the warpgroups' sums, and the exponents by which its
+// halves are scaled (store_part()).
+struct alignas(16) RowStats {
+  float reference, sums[2];
+  uint16_t exponents[2];
+};
+
+// What a plan is made of, and where it is kept.
+struct PlanArgs {
+  BatchLengths lengths;
+  const int32_t* row_offset;
+  const int32_t* block_table;
+  int32_t max_blocks;
+  Plan* plans;            // [blocks]
+  uint32_t* last_launch;  // [slots]: number of the launch that stored the part last, 0 before that
+};
+
+inline constexpr size_t kPartBytes = kPartialElements * sizeof(uint16_t) + kRows * sizeof(RowStats);
+
+struct Args : PlanArgs {
+  CUtensorMap q_map;      // [R * H, 576]
+  CUtensorMap pages_map;  // [n_pages * 64, 576]
+  CUtensorMap tail_map;   // [R, 576]
+  const void *q, *pages;
+  int64_t n_query_rows;
+  const uint64_t* ancestors;
+  void* out;
+  float* lse;
+  uint16_t* partial_out;    // [slots, 64 * 512] fp16, in slices of accumulator fragments
+  RowStats* partial_stats;  // [slots, 64]
+  int32_t n_words;
+  OutType out_type;
+  float scale_log2;  // scale * log2(e)
+};
+
+// The value of a lane, which the compiler then knows to be the same in all lanes.
+__device__ __forceinline__ int uniform_from(int value, int lane) {
+  return __shfl_sync(kAllLanes, value, lane);
+}
 __device__ __forceinline__ int uniform(int value) {
-  return __shfl_sync(kAllLanes, value, 0);
+  return uniform_from(value, 0);
 }
 
 // The tiles of a key block in the order in which a slot has them, consumers need them and the
@@ -83,27 +120,24 @@ struct Shared {
   uint8_t q[kWidthTiles][kTileBytes];
   uint8_t k[2][kWidthTiles][kTileBytes];  // by place
   uint8_t p[kTileBytes];
-  // A segment's queries arrive on the barriers of its first key block; the warpgroup of that block
-  // tells the other by q_full.
-  MBarrier q_full, q_empty;
-  MBarrier k_full[2][kWidthTiles];
-  // The rope tile of a slot and its pairs of latent tiles are emptied, and filled again, one by
-  // one.
-  MBarrier pair_empty[2][4], rope_empty[2];
-  MBarrier p_full[2][kChunks];  // by the warpgroup that made it
-  MBarrier job_full[2], job_empty[2];
+  // Barriers, by their arrivals: init_barriers() relies on the order. Of one: a segment's queries
+  // arrive on those of its first key block.
+  MBarrier k_full[2][kWidthTiles], job_full[2];
+  // Of 4, a warpgroup's warps. The rope tile of a slot and its pairs of latent tiles are emptied,
+  // and filled again, one by one. p_full is by the warpgroup that made it; by q_full the warpgroup
+  // of a segment's first key block tells the other that the queries are there.
+  MBarrier pair_empty[2][4], rope_empty[2], p_full[2][kChunks], q_full;
+  // Of 8.
+  MBarrier q_empty, job_empty[2], slices_full;
   Job job[2];
-  BatchTotals totals;  // the producer's, across the start's __syncthreads
-  Gangs gangs;
+  Plan plan;               // the producer's
   float reference[kRows];  // exponent references of the rows of p
   union {                  // by the warpgroup that made p: whether references moved, by its warps
     uint8_t warp[4];
     uint32_t any;
   } moved[2];
-  int not_finite[2];  // by the warpgroup that made p: whether scores are not finite
-  // By segment parity: exponent references of its rows, and sums by warpgroup.
-  float last_reference[2][kRows], sum[2][2][kRows];
-  uint8_t exponent[2][2][kRows];  // and exponents of stored parts
+  int not_finite[2];       // by the warpgroup that made p: whether scores are not finite
+  float sum[2][2][kRows];  // of a segment's rows, by its parity and by warpgroup
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
 

@@ -1,236 +1,215 @@
 // Combining the parts of an item (Segment::is_combined()): each of its sharers, those that did a
-// part and perhaps some that had none to do, sums a share of the columns over all parts, in the
-// order of the parts.
+// part and perhaps some that had none to do, sums a share of the columns over all parts, in an
+// order that only the shape decides.
+//
+// Start and end of a thread block are not repeated: what counts here is how few instructions there
+// are, and that none waits for the one before.
 #pragma once
 
 #include "cuda/device/copy.cuh"
 #include "cuda/device/exp2.cuh"
+#include "cuda/device/tma.cuh"
 #include "cuda/verify_attention_sm90_parts.cuh"
 
 namespace kdt::cuda::sm90 {
 
-// The slices of the item that this thread block combines, and their rows.
+// The slices of the item that this thread block combines, and their rows, 16 or 32: all of the
+// quarters that they touch.
 struct Share {
-  int first, last;   // slices
-  int row0, n_rows;  // of all quarters that they touch
+  int first, n_slices;
+  int row0, n_rows;
 
   __device__ __forceinline__ explicit Share(const Segment& s)
-      : first(kSlices * s.part / s.n_sharers),
-        last(kSlices * (s.part + 1) / s.n_sharers),
+      : first(quotient(kSlices * s.part, s.n_sharers)),
+        n_slices(quotient(kSlices * (s.part + 1), s.n_sharers) - first),
         row0(first / 32 * 16),
-        n_rows((last - 1) / 32 * 16 + 16 - row0) {}
+        n_rows((first + n_slices - 1) / 32 * 16 + 16 - row0) {}
 };
 
-// What a combine needs of shared memory, in place of the queries: one row of all parts of a share,
-// its statistics, then its weights. A share has 32 rows at most, 16 where parts are as many as
-// slices.
+// What a combine needs of shared memory, in place of queries and keys. Parts are spaced so that
+// neighbouring lanes may read different ones.
 struct CombineScratch {
-  static constexpr int kEntries = kSlices * 32;
-  float4 entries[kEntries];  // [part][row]: partial_stats, then the weights of both halves
-};
-// And in place of the keys, what each warp has of the parts: slices under way and, where warps
-// share slices, their sums in place of those that are summed.
-union CombineSlices {
-  static constexpr int kWarps = kConsumerThreads / 32;
-  static constexpr int kMost = 8;          // slices of a warp
-  static constexpr int kSharedParts = 16;  // as many parts or more: warps share all slices
-  uint4 copies[32 + 1][kLanes];            // [slice][part], see WarpShare; one more is read
-  SliceSums sums[kMost][kLanes];
-};
-static_assert(sizeof(CombineScratch) <= sizeof(Shared::q) &&
-              CombineSlices::kWarps * sizeof(CombineSlices) <= sizeof(Shared::k));
+  static constexpr int kPad = 64;  // bytes
+  static constexpr int kSliceBytes = kLanes * 16;
 
-// The weight of every part in the rows of the share, and the rows' log-sum-exp. Eight threads a
-// row, which copy the statistics that they read.
+  uint8_t* stats;   // [part][row of the share]: RowStats, then weights of both halves
+  float* inverses;  // [row of the share]: of the sums
+  uint8_t* pieces;  // [part][slice of the share]
+  int stats_stride, pieces_stride;  // bytes of a part
+
+  __device__ __forceinline__ CombineScratch(Shared& shared, const Share& share)
+      : stats(shared.q[0]),
+        inverses(reinterpret_cast<float*>(shared.p)),
+        pieces(shared.k[0][0]),
+        stats_stride((share.n_rows + 1) * 16),
+        pieces_stride(share.n_slices * kSliceBytes + kPad) {}
+
+  __device__ __forceinline__ RowStats* row_stats(int part, int row) const {
+    return reinterpret_cast<RowStats*>(stats + part * stats_stride) + row;
+  }
+};
+static_assert(kMaxBlocks * (32 + 1) * 16 <= sizeof(Shared::q) &&
+              (kSlices + kMaxBlocks) * CombineScratch::kSliceBytes +
+                      kMaxBlocks * CombineScratch::kPad <=
+                  sizeof(Shared::k));
+
+// The statistics of all parts in the rows of a share, and what follows of them: the weight of every
+// part and the rows' sums. A row has 16 or 8 threads, so that all 256 work; each copies what it
+// reads itself.
 class PartWeights {
  public:
-  __device__ __forceinline__ PartWeights(const Args& args, const Job& job, const Share& share,
-                                         CombineScratch& scratch)
-      : args_(args), job_(job), share_(share), scratch_(scratch) {}
+  __device__ __forceinline__ PartWeights(const Share& share, const CombineScratch& scratch,
+                                         int n_parts)
+      : share_(share),
+        scratch_(scratch),
+        n_parts_(n_parts),
+        threads_(share.n_rows == 16 ? 16 : 8),
+        row_(threadIdx.x / threads_),
+        first_(threadIdx.x % threads_) {}
 
-  __device__ __forceinline__ void copy() const {
-    for_rows([&](int row) {
+  __device__ __forceinline__ void copy(const Args& args, const Segment& s) const {
 #pragma unroll 1
-      for (int part = first_part(); part < n_parts(); part += kThreadsPerRow) {
-        const int slot = job_.segment.slot(part);
-        copy_async16(shared_address(&scratch_.entries[at(part, row)]),
-                     args_.partial_stats + int64_t{slot} * kRows + share_.row0 + row, true);
-      }
-    });
+    for (int part = first_; part < n_parts_; part += threads_)
+      copy_async16(shared_address(scratch_.row_stats(part, row_)),
+                   args.partial_stats + s.slot(part) * kRows + share_.row0 + row_, true);
     commit_copies();
   }
 
-  __device__ __forceinline__ void compute() const {
-    for_rows([&](int row) {
-      float reference = kNegativeInfinity, sum = 0.0f;
+  __device__ __forceinline__ void compute(const Args& args, const Job& job) const {
+    float reference = kNegativeInfinity, sum = 0.0f;
 #pragma unroll 1
-      for (int part = first_part(); part < n_parts(); part += kThreadsPerRow)
-        reference = fmaxf(reference, scratch_.entries[at(part, row)].x);
-#pragma unroll
-      for (int d = kThreadsPerRow / 2; d > 0; d /= 2)
-        reference = fmaxf(reference, __shfl_xor_sync(kAllLanes, reference, d));
-      const float base = shift(reference);
+    for (int part = first_; part < n_parts_; part += threads_)
+      reference = fmaxf(reference, scratch_.row_stats(part, row_)->reference);
+    over_row(reference, [](float a, float b) { return fmaxf(a, b); });
+    const float base = shift(reference);
 #pragma unroll 1
-      for (int part = first_part(); part < n_parts(); part += kThreadsPerRow) {
-        const float4 stats = scratch_.entries[at(part, row)];
-        sum += stats.y * exp2_estimate(stats.x - base);
-      }
-#pragma unroll
-      for (int d = kThreadsPerRow / 2; d > 0; d /= 2) sum += __shfl_xor_sync(kAllLanes, sum, d);
-      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-#pragma unroll 1
-      for (int part = first_part(); part < n_parts(); part += kThreadsPerRow) {
-        float4& entry = scratch_.entries[at(part, row)];
-        const float weight = exp2_estimate(entry.x - base) * inverse;
-        entry.x = weight * entry.z;
-        entry.y = weight * entry.w;
-      }
-      if (first_part() == 0) store_lse(row, reference, sum);
-    });
+    for (int part = first_; part < n_parts_; part += threads_) {
+      RowStats* at = scratch_.row_stats(part, row_);
+      const RowStats stats = *at;
+      const float weight = exp2_estimate(stats.reference - base);
+      sum += (stats.sums[0] + stats.sums[1]) * weight;
+      *reinterpret_cast<float2*>(at) =
+          make_float2(weight * part_unit(stats, 0), weight * part_unit(stats, 1));
+    }
+    over_row(sum, [](float a, float b) { return a + b; });
+    if (first_ > 0) return;
+    scratch_.inverses[row_] = sum == 0.0f ? 0.0f : 1.0f / sum;
+    store_lse(args, job, reference, sum);
   }
 
  private:
-  static constexpr int kThreadsPerRow = 8;
-
+  // Of the row's threads, 8 or 16.
   template <typename Fn>
-  __device__ __forceinline__ void for_rows(const Fn& fn) const {
-#pragma unroll 1
-    for (int row = threadIdx.x / kThreadsPerRow; row < share_.n_rows;
-         row += kConsumerThreads / kThreadsPerRow)
-      fn(row);
-  }
-  __device__ __forceinline__ static int first_part() {
-    return threadIdx.x % kThreadsPerRow;
-  }
-  __device__ __forceinline__ int n_parts() const {
-    return job_.segment.n_parts;
-  }
-  __device__ __forceinline__ int at(int part, int row) const {
-    return part * share_.n_rows + row;
+  __device__ __forceinline__ void over_row(float& x, const Fn& fn) const {
+#pragma unroll
+    for (int d = 1; d < 16; d *= 2) {
+      const float other = __shfl_xor_sync(kAllLanes, x, d);
+      if (d < threads_) x = fn(x, other);
+    }
   }
 
   // Written by the sharer whose share begins or contains the first slice of the row's quarter.
-  __device__ __forceinline__ void store_lse(int row, float reference, float sum) const {
-    const int slice = (share_.row0 + row) / 16 * 32;
-    const ItemRows rows(args_, job_);
-    if (slice >= share_.first && slice < share_.last && share_.row0 + row < rows.n)
-      args_.lse[rows.first + share_.row0 + row] = row_lse(reference, sum);
+  __device__ __forceinline__ void store_lse(const Args& args, const Job& job, float reference,
+                                            float sum) const {
+    const int row = share_.row0 + row_, slice = row / 16 * 32 - share_.first;
+    const ItemRows rows(args, job);
+    if (slice >= 0 && slice < share_.n_slices && row < rows.n)
+      args.lse[rows.first + row] = row_lse(reference, sum);
   }
 
-  const Args& args_;
-  const Job& job_;
   const Share& share_;
-  CombineScratch& scratch_;
+  const CombineScratch& scratch_;
+  const int n_parts_, threads_, row_, first_;
 };
 
-// What a warp does of a share: all parts of an eighth of its slices or, where parts are many and
-// slices few, an eighth of the parts of every slice. At most 32 slices of parts.
-struct WarpShare {
-  bool by_parts;
-  int slice, n_slices;
-  int part, n_parts;
-
-  __device__ __forceinline__ WarpShare(const Share& share, int all_parts, int warp) {
-    constexpr int kWarps = CombineSlices::kWarps;
-    by_parts = all_parts >= CombineSlices::kSharedParts;
-    const int all_slices = share.last - share.first;
-    const int all = by_parts ? all_parts : all_slices;
-    const int first = all * warp / kWarps, n = all * (warp + 1) / kWarps - first;
-    slice = share.first + (by_parts ? 0 : first);
-    n_slices = by_parts ? all_slices : n;
-    part = by_parts ? first : 0;
-    n_parts = by_parts ? n : all_parts;
-  }
-};
-
-// Asks for the warp's slices of its parts. A thread copies just what it adds.
-__device__ __forceinline__ void copy_slices(const Args& args, const Segment& s,
-                                            const WarpShare& mine, int lane,
-                                            CombineSlices& slices) {
+// Asks for the slices of all parts: a warp for every eighth.
+__device__ __forceinline__ void copy_slices(const Args& args, const Segment& s, const Share& share,
+                                            const CombineScratch& scratch, MBarrier* full) {
+  const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+  const int n = uniform((s.n_parts + kConsumerWarps - 1 - warp) /
+                        kConsumerWarps);  // of this warp, at most 17
+  const int bytes = uniform(share.n_slices * CombineScratch::kSliceBytes);
+  const int slot = s.slot(warp + lane * kConsumerWarps);  // of the lane's part
+  uint8_t* to = scratch.pieces + warp * scratch.pieces_stride;
+  fence_proxy_async_global();
+  if (lane == 0) mbarrier_arrive_expect(full, bytes * n);
 #pragma unroll 1
-  for (int i = 0; i < mine.n_parts; ++i) {
-    const uint4* from = slice_of(args, s.slot(mine.part + i), mine.slice, lane);
-    uint4* to = &slices.copies[i][lane];
-#pragma unroll
-    for (int k = 0; k < CombineSlices::kMost; ++k) {
-      if (k < mine.n_slices) copy_async16(shared_address(to), from + k * kLanes, true);
-      to += mine.n_parts * kLanes;
-    }
+  for (int i = 0; i < n; ++i) {
+    bulk_copy(to, slice_of(args, uniform_from(slot, i), share.first, 0), bytes, full);
+    to += kConsumerWarps * scratch.pieces_stride;
   }
-  commit_copies();
 }
 
-// The sum of the share. Start and end of a thread block are not repeated: what counts here is how
-// few instructions there are, and that none waits for the one before.
-__device__ __forceinline__ void sum_share(const Args& args, const Job& job, Shared& shared) {
-  auto& scratch = *reinterpret_cast<CombineScratch*>(shared.q);
-  auto* slices = reinterpret_cast<CombineSlices*>(shared.k);  // of the warps
+// Sums the slices of all parts. A warp sums a slice. Where slices are few, `split` warps do one:
+// each takes a share of its lanes' elements, and its own lanes take every `split`-th part and add
+// up at the end. (9 to 12 slices: three rounds of half the parts, not two of all.)
+__device__ __forceinline__ void sum_slices(const Args& args, const Job& job, const Share& share,
+                                           const CombineScratch& scratch) {
+  const int n_slices = uniform(share.n_slices);
+  const int log_split = n_slices == 1                                       ? 3
+                        : n_slices == 2                                     ? 2
+                        : n_slices <= 4 || (n_slices > 8 && n_slices <= 12) ? 1
+                                                                            : 0;
+  const int split = 1 << log_split, lanes = kLanes >> log_split;
+  const int warp = uniform(threadIdx.x / 32), in_warp = threadIdx.x % 32;
+  const int first_part = in_warp >> (5 - log_split);
+  const int lane = (warp & (split - 1)) * lanes + (in_warp & (lanes - 1));  // of a slice
+  const int n_mine = (job.segment.n_parts - first_part + split - 1) >> log_split;
+  const int stats_step = split * scratch.stats_stride;
+  const int pieces_step = split * scratch.pieces_stride;
+  const ItemRows rows(args, job);
+#pragma unroll 1
+  for (int k = warp >> log_split; k < n_slices; k += kConsumerWarps >> log_split) {
+    const int slice = share.first + k, row = slice / 32 * 16 + lane / 4 - share.row0;
+    const uint8_t* weights =
+        scratch.stats + first_part * scratch.stats_stride + row * 16 + slice / 16 % 2 * 4;
+    const uint8_t* pieces = scratch.pieces + first_part * scratch.pieces_stride +
+                            k * CombineScratch::kSliceBytes + lane * 16;
+    const float inverse0 = scratch.inverses[row], inverse8 = scratch.inverses[row + 8];
+    float x[8] = {};
+    const auto add = [&](int part) {
+      const auto* weight = reinterpret_cast<const float*>(weights + part * stats_step);
+      add_slice(x, *reinterpret_cast<const uint4*>(pieces + part * pieces_step), weight[0],
+                weight[8 * 4]);
+    };
+    int n = n_mine;
+#pragma unroll 1
+    for (; n >= 2; n -= 2) {
+      add(0);
+      add(1);
+      pieces += 2 * pieces_step;
+      weights += 2 * stats_step;
+    }
+    if (n > 0) add(0);
+#pragma unroll 1
+    for (int d = lanes; d < 32; d *= 2) {
+#pragma unroll
+      for (float& v : x) v += __shfl_xor_sync(kAllLanes, v, d);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] *= i / 2 % 2 == 0 ? inverse0 : inverse8;
+    store_slice(args, rows, slice, lane, x, first_part == 0);
+  }
+}
+
+// Number `n` of the thread block's combines; false where it had no share, then the number is still
+// free.
+__device__ __forceinline__ bool combine(const Args& args, const Job& job, Shared& shared, int n) {
   const Segment& s = job.segment;
   const Share share(s);
-  if (share.first == share.last) return;
-  const ItemRows rows(args, job);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const WarpShare mine(share, s.n_parts, warp);
-
-  const PartWeights part_weights(args, job, share, scratch);
-  part_weights.copy();
-  copy_slices(args, s, mine, lane, slices[warp]);
-  wait_for_copies<1>();
-  part_weights.compute();
+  if (share.n_slices == 0) return false;
+  const CombineScratch scratch(shared, share);
+  const PartWeights weights(share, scratch, s.n_parts);
+  if (threadIdx.x < s.n_parts) wait_for_part(args.last_launch + s.slot(threadIdx.x), job.launch);
   consumers_sync();
+  weights.copy(args, s);
+  copy_slices(args, s, share, scratch, &shared.slices_full);
   wait_for_copies<0>();
-
-  const uint4* copies = &slices[warp].copies[0][lane];
-  uint4 next = *copies;
-#pragma unroll 1
-  for (int k = 0; k < mine.n_slices; ++k) {
-    const int slice = mine.slice + k;
-    const float* weight =
-        &scratch.entries[mine.part * share.n_rows + slice / 32 * 16 + lane / 4 - share.row0].x +
-        slice / 16 % 2;
-    SliceSums sums;
-#pragma unroll 1
-    for (int i = 0; i < mine.n_parts; ++i) {
-      const uint4 part = next;
-      const float weight0 = weight[0], weight8 = weight[8 * 4];
-      copies += kLanes;
-      next = *copies;
-      weight += share.n_rows * 4;
-      add_slice(sums.x, part, weight0, weight8);
-    }
-    if (mine.by_parts) {
-      __syncwarp();  // all lanes have read what the sums overwrite
-      slices[warp].sums[k][lane] = sums;
-    } else {
-      store_slice(args, rows, slice, lane, sums);
-    }
-  }
-  if (!mine.by_parts) return;
+  weights.compute(args, job);
+  mbarrier_wait(&shared.slices_full, n & 1);
   consumers_sync();
-  if (warp < mine.n_slices) {
-    SliceSums total;
-#pragma unroll 2
-    for (int i = 0; i < CombineSlices::kWarps; ++i) {
-      const SliceSums& part = slices[i].sums[warp][lane];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) total.x[e] += part.x[e];
-    }
-    store_slice(args, rows, mine.slice + warp, lane, total);
-  }
-}
-
-__device__ __forceinline__ void combine(const Args& args, const Job& job, Shared& shared) {
-  const Segment& s = job.segment;
-  uint32_t* counters = args.counters + 2 * s.owner;
-  if (threadIdx.x == 0) wait_for_parts(counters, s.n_parts);
-  consumers_sync();
-  int n_before = -1;  // sharers that saw all parts before; known by the time the sums are done
-  if (threadIdx.x == 0) n_before = static_cast<int>(atomicAdd(counters + 1, 1u));
-  sum_share(args, job, shared);
-  if (n_before == s.n_sharers - 1) {  // the last one resets both
-    counters[0] = 0;
-    counters[1] = 0;
-  }
+  sum_slices(args, job, share, scratch);
+  return true;
 }
 
 }  // namespace kdt::cuda::sm90

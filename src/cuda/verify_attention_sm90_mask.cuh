@@ -11,10 +11,6 @@ struct RowWords {  // bit i = key i of the block, of two rows
   uint64_t a, b;
 };
 
-__device__ __forceinline__ int prefix_blocks(const Job& job) {
-  return ceil_div(job.prefix_len, kKeys);
-}
-
 // How many of a key block's keys exist.
 __device__ __forceinline__ int valid_keys(const Job& job, int key_block) {
   const int tail = key_block - prefix_blocks(job);

@@ -14,12 +14,23 @@ __device__ __forceinline__ void consumers_sync() {
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-// Waits until `n_parts` parts of an item are stored. One thread; the others after consumers_sync().
-__device__ __forceinline__ void wait_for_parts(const uint32_t* stored, int n_parts) {
-  uint32_t n;
+// Tells that launch number `launch` has stored a part. One thread, behind a barrier of
+// all that stored it.
+__device__ __forceinline__ void announce_part(uint32_t* last_launch, uint32_t launch) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(last_launch)),
+               "r"(launch)
+               : "memory");
+}
+
+// Waits until it has. The thread may then read the part, others behind a barrier.
+__device__ __forceinline__ void wait_for_part(const uint32_t* last_launch, uint32_t launch) {
+  uint32_t last;
   do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(stored) : "memory");
-  } while (n != static_cast<uint32_t>(n_parts));
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                 : "=r"(last)
+                 : "l"(__cvta_generic_to_global(last_launch))
+                 : "memory");
+  } while (last != launch);
 }
 
 // The output rows of an item.
@@ -39,8 +50,7 @@ __device__ __forceinline__ float row_lse(float reference, float sum) {
 
 // The partial output of an item is 128 slices of 32 lanes, one after the other: slice = 32 quarter
 // + 16 half + sixteenth holds rows 16 quarter .. + 15 and columns 256 half + 16 sixteenth .. + 15
-// as two accumulator fragments, 8 elements a lane. A part's share of the columns is some slices of
-// every part.
+// as two accumulator fragments, 8 elements a lane. A sharer's share is some slices of every part.
 inline constexpr int kSlices = 128, kLanes = 32;
 static_assert(kSlices * kLanes * 8 == kPartialElements);
 
@@ -60,6 +70,23 @@ __device__ __forceinline__ uint4* own_slices(const Args& args, int slot) {
 inline constexpr int kPartExponent = 127 + 14, kLeastExponent = 15;
 __device__ __forceinline__ float power_of_two(int exponent) {
   return __int_as_float((127 + exponent) << 23);
+}
+
+// What the stored elements of a row's half are to be multiplied with.
+__device__ __forceinline__ float part_unit(const RowStats& stats, int half) {
+  return power_of_two((half == 0 ? stats.exponents[0] : stats.exponents[1]) - kPartExponent);
+}
+
+// Two floats as a pair of bf16 or fp16, the first in the low half.
+__device__ __forceinline__ uint32_t pack16(float low, float high, bool bf16) {
+  return bf16 ? pack<Bf16>(low, high) : pack<Fp16>(low, high);
+}
+
+// 16 bytes in one instruction. ptxas makes four of an ordinary store where that saves it moves.
+__device__ __forceinline__ void store16(void* to, const uint32_t (&v)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+               "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+               : "memory");
 }
 
 // Lane l's v[i] and lane i's v[l] change places, of every four lanes.
@@ -90,22 +117,16 @@ __device__ __forceinline__ void add_slice(float* x, uint4 part, float weight0, f
   }
 }
 
-// Sums of a slice, in the order of a lane's elements.
-struct SliceSums {
-  float x[8] = {};
-};
-
-// All lanes call it.
+// Stores the sums `x` of a lane's 8 elements of a slice, if `stores`. All lanes of a warp call it.
 __device__ __forceinline__ void store_slice(const Args& args, const ItemRows& rows, int slice,
-                                            int lane, const SliceSums& sums) {
-  const float(&x)[8] = sums.x;
+                                            int lane, const float (&x)[8], bool stores) {
   const int row = slice / 32 * 16 + lane / 4, column = slice % 32 * 16;
   const int64_t at = rows.first * kLatent + (row * kLatent + column);
   if (args.out_type == OutType::kF32) {
     float* out = static_cast<float*>(args.out) + at + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (row + i % 2 * 8 < rows.n)
+      if (stores && row + i % 2 * 8 < rows.n)
         *reinterpret_cast<float2*>(out + i % 2 * 8 * kLatent + i / 2 * 8) =
             make_float2(x[2 * i], x[2 * i + 1]);
     }
@@ -115,14 +136,12 @@ __device__ __forceinline__ void store_slice(const Args& args, const ItemRows& ro
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int from = i % 2 * 4 + i / 2 * 2;
-    v[i] = args.out_type == OutType::kBF16 ? pack<Bf16>(x[from], x[from + 1])
-                                           : pack<Fp16>(x[from], x[from + 1]);
+    v[i] = pack16(x[from], x[from + 1], args.out_type == OutType::kBF16);
   }
   transpose_quad(v);
   const int down = lane % 4 / 2 * 8;
-  if (row + down < rows.n)
-    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(args.out) + at + down * kLatent +
-                              lane % 2 * 8) = make_uint4(v[0], v[1], v[2], v[3]);
+  if (stores && row + down < rows.n)
+    store16(static_cast<uint16_t*>(args.out) + at + down * kLatent + lane % 2 * 8, v);
 }
 
 }  // namespace kdt::cuda::sm90

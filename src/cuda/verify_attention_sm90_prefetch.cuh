@@ -10,8 +10,8 @@ namespace kdt::cuda::sm90 {
 inline constexpr int kSpareThreads = kThreads - kConsumerThreads - 32;
 inline constexpr int kLineBytes = 128;
 
-// What is read once the segments are known, while they are planned: tensor maps, and a share for
-// each thread block of the tables, of the queries and, if there are few, of the keys.
+// What is read later, while the plan comes: tensor maps, and a share for each thread block of the
+// tables and of the queries.
 __device__ __forceinline__ void prefetch_start(const Args& args) {
   constexpr int kMostLines = 4;
   const int at = threadIdx.x - (kThreads - kSpareThreads);
@@ -27,17 +27,9 @@ __device__ __forceinline__ void prefetch_start(const Args& args) {
       prefetch_l2(static_cast<const char*>(data) + i * kLineBytes);
   };
   const int64_t n_entries = int64_t{args.lengths.n_requests} * args.max_blocks;
-  const int page = n_entries <= int64_t{2} * gridDim.x && blockIdx.x < n_entries
-                       ? args.block_table[blockIdx.x]
-                       : -1;
   share(args.row_offset, int64_t{args.lengths.n_requests} * 4);
   share(args.block_table, n_entries * 4);
   share(args.q, args.n_query_rows * kWidth * 2);
-  if (page >= 0 && page < args.n_pages) {  // entries past a request's prefix may be anything
-    const char* keys = static_cast<const char*>(args.pages) + int64_t{page} * kPageBytes;
-    for (int i = at * kLineBytes; i < kPageBytes; i += kSpareThreads * kLineBytes)
-      prefetch_l2(keys + i);
-  }
 }
 
 }  // namespace kdt::cuda::sm90

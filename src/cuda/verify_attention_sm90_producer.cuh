@@ -1,66 +1,21 @@
-// The producer warp of the wgmma attention kernel: plans the block's segments, hands them to the
+// The producer warp of the wgmma attention kernel: finds the block's segments, hands them to the
 // consumers as jobs and copies their queries and keys into shared memory.
 #pragma once
 
 #include "cuda/device/prefetch.cuh"
 #include "cuda/device/tma.cuh"
-#include "cuda/verify_attention_sm90_mask.cuh"
+#include "cuda/verify_attention_sm90_plan.cuh"
 
 namespace kdt::cuda::sm90 {
 
 // The L2 is asked for a page so many key blocks before it is copied, in so many shares at most.
 inline constexpr int kBlocksAhead = 2, kMostShares = 4;
 
-// Totals of the batch; all lanes call it.
-__device__ __forceinline__ BatchTotals batch_totals(const BatchLengths& lengths) {
-  BatchTotals t;
-#pragma unroll 1
-  for (int b = threadIdx.x % 32; b < lengths.n_requests; b += 32)
-    t.add(lengths.items(b), lengths.key_blocks(b));
-  t.items = __reduce_add_sync(kAllLanes, t.items);
-  t.most_items = __reduce_max_sync(kAllLanes, t.most_items);
-  t.least_items = __reduce_min_sync(kAllLanes, t.least_items);
-  t.most_blocks = __reduce_max_sync(kAllLanes, t.most_blocks);
-  t.least_blocks = __reduce_min_sync(kAllLanes, t.least_blocks);
-  return t;
-}
-
-// The line by request of gangs of this lane's size.
-__device__ __forceinline__ int line_by_request(const BatchLengths& lengths, int size) {
+// The thread block's plan, 16 bytes a lane.
+__device__ __forceinline__ uint4 load_plan(const Args& args) {
   const int lane = threadIdx.x % 32;
-  int line = 0;
-#pragma unroll 1
-  for (int base = 0; base < lengths.n_requests; base += 32) {
-    const int b = base + lane;
-    const int items = b < lengths.n_requests ? lengths.items(b) : 0;
-    const int blocks = b < lengths.n_requests ? lengths.key_blocks(b) : 0;
-#pragma unroll 2
-    for (int i = kFirstSmall; i < kCandidates; ++i) {
-      const int tried = max(__shfl_sync(kAllLanes, size, i), 1);
-      const int all = __reduce_add_sync(kAllLanes, Schedule::line_of(items, blocks, tried));
-      if (lane == i) line += all;
-    }
-  }
-  return line;
-}
-
-// How the batch is dealt out; all lanes call it.
-__device__ __forceinline__ Gangs choose_gangs(const BatchLengths& lengths,
-                                              const BatchTotals& totals) {
-  const Schedule schedule(lengths, totals, gridDim.x);
-  const int lane = threadIdx.x % 32, size = schedule.candidate(lane);  // every lane tries another
-  Gangs gangs = schedule.gangs(size);
-  if (!totals.uniform()) {
-    const int line = line_by_request(lengths, size);
-    if (lane >= kFirstSmall) Schedule::try_by_request(line, gangs);
-  }
-  Schedule::add_reads(__shfl_sync(kAllLanes, gangs.n, kFirstOfItems), gangs);
-  const int least = __reduce_min_sync(kAllLanes, gangs.cost);
-  const int best = __ffs(__ballot_sync(kAllLanes, gangs.cost == least)) - 1;
-  for (int* field : {&gangs.size, &gangs.n, &gangs.overhead, &gangs.quota, &gangs.last_blocks,
-                     &gangs.by_request, &gangs.cost})
-    *field = __shfl_sync(kAllLanes, *field, best);
-  return gangs;
+  return lane < kPlanWords ? reinterpret_cast<const uint4*>(args.plans + blockIdx.x)[lane]
+                           : uint4{};
 }
 
 class Producer {
@@ -68,13 +23,19 @@ class Producer {
   __device__ __forceinline__ Producer(const Args& args, Shared& shared)
       : args_(args), shared_(shared), lane_(threadIdx.x % 32) {}
 
-  __device__ __forceinline__ void run(const Schedule& schedule) {
-    Job job;
-    job.kind = Job::kAttend;
-    Schedule::Cursor cursor;
+  // The plan as load_plan() returns it.
+  __device__ __forceinline__ void run(uint4 words) {
+    const Plan& plan = shared_.plan;
+    bool attends = start(words);
+    Job job = plan.first;
+    int pages = plan.pages[lane_];
+    const Schedule schedule(args_.lengths, plan.totals, gridDim.x, plan.gangs);
+    Schedule::Cursor cursor = plan.cursor;
 #pragma unroll 1
     while (job.kind != Job::kEnd) {  // all segments, then those to combine once more
-      if (!next(schedule, cursor, job)) {
+      if (attends) copy(job, pages);
+      attends = false;
+      if (!next_segment(args_, schedule, cursor, job)) {
         job.kind = job.kind == Job::kAttend ? Job::kCombine : Job::kEnd;
         cursor = {};
         if (job.kind == Job::kEnd) hand_over(job);
@@ -83,20 +44,27 @@ class Producer {
       if (job.kind == Job::kAttend ? job.segment.n_blocks == 0 : !job.segment.is_combined())
         continue;
       // Pages are asked for before the job is handed over: all loads are on their way together.
-      const int pages = load_pages(job, job.segment.first_block);
+      pages = load_pages(args_, job, job.segment.first_block);
       hand_over(job);
-      if (job.kind == Job::kAttend) copy(job, pages);
+      attends = job.kind == Job::kAttend;
     }
+    if (lane_ == 0) args_.plans[blockIdx.x].first.launch = job.launch + 1;
   }
 
  private:
-  // This thread block's next segment and its request.
-  __device__ __forceinline__ bool next(const Schedule& schedule, Schedule::Cursor& c, Job& job) {
-    Segment& s = job.segment;
-    if (!schedule.next(blockIdx.x, c, s)) return false;
-    job.row_offset = args_.row_offset[s.request];
-    job.n_nodes = args_.lengths.n_nodes[s.request];
-    job.prefix_len = args_.lengths.prefix_len[s.request];
+  // Hands over the segment that the plan has, copies its first key block and returns true, if there
+  // is one. All else of the plan can wait.
+  __device__ __forceinline__ bool start(uint4 words) {
+    if (lane_ < kPlanWords) reinterpret_cast<uint4*>(&shared_.plan)[lane_] = words;
+    if (lane_ < sizeof(Job) / 16) reinterpret_cast<uint4*>(&shared_.job[0])[lane_] = words;
+    __syncwarp();
+    if (shared_.plan.first.kind != Job::kAttend) return false;
+    if (lane_ == 0) mbarrier_arrive(&shared_.job_full[0]);
+    ++job_;
+    constexpr int kLane = offsetof(Plan, in_prefix) / 16;
+    static_assert(offsetof(Plan, first) == 0 && offsetof(Plan, in_prefix) % 16 == 0);
+    copy_start(uniform_from(words.x, kLane) ? &args_.pages_map : &args_.tail_map,
+               uniform_from(words.y, kLane), uniform_from(words.z, kLane));
     return true;
   }
 
@@ -111,14 +79,6 @@ class Producer {
     ++job_;
   }
 
-  // Lane l's page is that of key block first + l.
-  __device__ __forceinline__ int load_pages(const Job& job, int first) const {
-    const Segment& s = job.segment;
-    const int end = min(args_.max_blocks, s.first_block + s.n_blocks);  // not all are of the prefix
-    const int32_t* table = args_.block_table + int64_t{s.request} * args_.max_blocks;
-    return first + lane_ < end ? __ldg(table + first + lane_) : 0;
-  }
-
   __device__ __forceinline__ void copy(const Job& job, int next_pages) {
     const Segment& s = job.segment;
     const int n_prefix_blocks = prefix_blocks(job);
@@ -131,7 +91,7 @@ class Producer {
     for (int i = 0; i < n_blocks; ++i) {
       if (i % 32 == 0) {
         pages = next_pages;
-        next_pages = load_pages(job, s.first_block + i + 32);
+        next_pages = load_pages(args_, job, s.first_block + i + 32);
       }
       const int page = __shfl_sync(kAllLanes, pages, i % 32);
       const int key_block = s.first_block + i;
@@ -140,13 +100,13 @@ class Producer {
       const int row = uniform(in_prefix ? page * kKeys
                                         : job.row_offset + (key_block - n_prefix_blocks) * kKeys);
       const int bytes = i == 0 ? 2 * kTileBytes : kTileBytes;  // of a tile of keys, and of queries
-      if (block_ == 0)
-        copy_start(map, row, q_row);
-      else if (uniform(block_ & 1) == 0)
-        copy_block<0>(map, row, bytes);
-      else
-        copy_block<1>(map, row, bytes);
-      if (i == 0 && segment_ > 0) copy_queries(q_row);
+      if (block_ > 0) {                                        // start() has copied the first one
+        if (uniform(block_ & 1) == 0)
+          copy_block<0>(map, row, bytes);
+        else
+          copy_block<1>(map, row, bytes);
+        if (i == 0) copy_queries(q_row);
+      }
       const int next = i % 32 + kBlocksAhead;
       const int next_page = __shfl_sync(kAllLanes, next < 32 ? pages : next_pages, next % 32);
       if (items > 1 && i + kBlocksAhead < min(n_blocks, n_prefix_blocks - s.first_block))

@@ -1,5 +1,4 @@
-// How the wgmma attention kernel cuts a batch into segments, computed by every block for itself
-// from the lengths in device memory.
+// How the wgmma attention kernel cuts a batch into segments, from the lengths in device memory.
 //
 // An item is 64 query rows of one request (rows = node * heads + head) against all its key blocks
 // of 64 keys (prefix pages, then tail). A segment is a run of key blocks of one item, done by one
@@ -39,8 +38,8 @@ struct Segment {
   int32_t request, item;      // item of the request
   int first_block, n_blocks;  // key blocks; none where the thread block only helps to combine
   // Parts of the item; this is number `part`. Each team has one in each of `gangs` gangs, the last
-  // team perhaps in fewer. The first is thread block `owner`'s, as are the item's counters; a
-  // team's are `size` thread blocks apart, and `members` from those of the next one.
+  // team perhaps in fewer. The first is thread block `owner`'s; a team's are `size` thread blocks
+  // apart, and `members` from those of the next one.
   int32_t part, n_parts, owner, gangs, size, members;
   int32_t n_sharers;  // that combine the parts, numbered as the parts and on from there
   int32_t index;      // this thread block's among the members

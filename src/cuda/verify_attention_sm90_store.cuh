@@ -8,10 +8,10 @@ namespace kdt::cuda::sm90 {
 
 // The accumulators to the workspace as fp16, each row of this warpgroup's half times a power of two
 // that brings its largest to 2^14 .. 2^15: what the largest elements lose is 2^-11 of them, an
-// eighth of what rounding probabilities to bf16 costs. After consumers_sync(), part_is_stored()
-// tells the others.
-__device__ __forceinline__ void store_part(const Args& args, Shared& shared, const Segment& s,
-                                           int parity, int row, const float (&o)[128]) {
+// eighth of what rounding probabilities to bf16 costs. And the rows' statistics.
+__device__ __forceinline__ void store_part(const Args& args, int slot, int row,
+                                           const float (&o)[128], const float (&reference)[2],
+                                           const float (&sum)[2]) {
   const int group = threadIdx.x / 128;
   float most[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -26,10 +26,14 @@ __device__ __forceinline__ void store_part(const Args& args, Shared& shared, con
     most[r] = fmaxf(most[r], __shfl_xor_sync(kAllLanes, most[r], 2));
     const int exponent = max(__float_as_int(most[r]) >> 23, kLeastExponent);
     factor[r] = power_of_two(kPartExponent - exponent);
-    if (threadIdx.x % 4 == 0)
-      shared.exponent[parity][group][row + 8 * r] = static_cast<uint8_t>(exponent);
+    if (threadIdx.x % 4 == 0) {
+      RowStats& stats = args.partial_stats[slot * kRows + row + 8 * r];
+      if (group == 0) stats.reference = reference[r];
+      stats.sums[group] = sum[r];
+      stats.exponents[group] = static_cast<uint16_t>(exponent);
+    }
   }
-  uint4* out = own_slices(args, s.slot(s.part));
+  uint4* out = own_slices(args, slot);
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
     const float* v = o + 8 * j;
@@ -38,23 +42,6 @@ __device__ __forceinline__ void store_part(const Args& args, Shared& shared, con
                                  pack<Fp16>(v[4] * factor[0], v[5] * factor[0]),
                                  pack<Fp16>(v[6] * factor[1], v[7] * factor[1]));
   }
-}
-
-// Of one warp, which stores the rows' statistics too.
-__device__ __forceinline__ void part_is_stored(const Args& args, const Shared& shared,
-                                               const Segment& s, int parity) {
-  const int lane = threadIdx.x % 32;
-  float4* stats = args.partial_stats + int64_t{s.slot(s.part)} * kRows;
-  for (int row = lane; row < kRows; row += 32) {
-    stats[row] = make_float4(shared.last_reference[parity][row],
-                             shared.sum[parity][0][row] + shared.sum[parity][1][row],
-                             power_of_two(shared.exponent[parity][0][row] - kPartExponent),
-                             power_of_two(shared.exponent[parity][1][row] - kPartExponent));
-  }
-  __syncwarp();
-  if (lane == 0)
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(args.counters + 2 * s.owner)
-                 : "memory");
 }
 
 // Row `r` of the thread's two times `factor`, if it exists, at `to` in this warpgroup's half.
@@ -68,11 +55,10 @@ __device__ __forceinline__ void store_row(float* to, int r, const float (&o)[128
   }
 }
 
-// The same in elements of 2 bytes. All lanes call it: the four of a row exchange pairs, so that
-// each stores 16 bytes in a piece.
-template <typename Element>
+// The same in bf16 or fp16. All lanes call it: the four of a row exchange pairs, so that each
+// stores 16 bytes in a piece.
 __device__ __forceinline__ void store_row(uint16_t* to, int r, const float (&o)[128], float factor,
-                                          bool exists) {
+                                          bool exists, bool bf16) {
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int m = 0; m < 8; ++m) {
@@ -80,30 +66,29 @@ __device__ __forceinline__ void store_row(uint16_t* to, int r, const float (&o)[
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int j = 4 * m + i;
-      v[i] = pack<Element>(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
+      v[i] = pack16(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor, bf16);
     }
     transpose_quad(v);
-    if (exists)
-      *reinterpret_cast<uint4*>(to + 32 * m + 8 * lane) = make_uint4(v[0], v[1], v[2], v[3]);
+    if (exists) store16(to + 32 * m + 8 * lane, v);
   }
 }
 
-// Adds the item's other part, which the next gang has stored: accumulators, references and total
-// become the item's.
-__device__ __forceinline__ void add_part(const Args& args, const Segment& s, int row,
-                                         float (&o)[128], float (&reference)[2],
-                                         float (&total)[2]) {
-  const int group = threadIdx.x / 128, slot = s.slot(1);
+// Adds the item's other part, which the next gang stores: accumulators, references and total become
+// the item's.
+__device__ __forceinline__ void add_part(const Args& args, const Job& job, int row, float (&o)[128],
+                                         float (&reference)[2], float (&total)[2]) {
+  const int group = threadIdx.x / 128, slot = job.segment.slot(1);
+  wait_for_part(args.last_launch + slot, job.launch);
   float own[2], other[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float4 stats = args.partial_stats[int64_t{slot} * kRows + row + 8 * r];
+    const RowStats stats = args.partial_stats[slot * kRows + row + 8 * r];
     const float before = reference[r];
-    if (stats.x > before + kReferenceSlack) reference[r] = stats.x;
+    if (stats.reference > before + kReferenceSlack) reference[r] = stats.reference;
     own[r] = reference[r] == before ? 1.0f : exp2_estimate(before - reference[r]);
-    const float factor = exp2_estimate(stats.x - shift(reference[r]));
-    other[r] = factor * (group == 0 ? stats.z : stats.w);
-    total[r] = total[r] * own[r] + stats.y * factor;
+    const float factor = exp2_estimate(stats.reference - shift(reference[r]));
+    other[r] = factor * part_unit(stats, group);
+    total[r] = total[r] * own[r] + (stats.sums[0] + stats.sums[1]) * factor;
   }
   if (__any_sync(kAllLanes, own[0] != 1.0f || own[1] != 1.0f)) {  // seldom
 #pragma unroll
@@ -122,36 +107,31 @@ __device__ __forceinline__ void store_segment(const Args& args, Shared& shared, 
                                               float (&reference)[2], float (&sum)[2]) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
   const Segment& s = job.segment;
-  const int parity = segment & 1;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     sum[r] += __shfl_xor_sync(kAllLanes, sum[r], 1);
     sum[r] += __shfl_xor_sync(kAllLanes, sum[r], 2);
-    if (lane % 4 == 0) {
-      shared.sum[parity][group][row + 8 * r] = sum[r];
-      if (group == 0) shared.last_reference[parity][row + 8 * r] = reference[r];
-    }
   }
-  if (s.is_stored()) {
-    store_part(args, shared, s, parity, row, o);
+  if (uniform(s.is_stored())) {
+    const int slot = s.slot(s.part);
+    store_part(args, slot, row, o, reference, sum);
     consumers_sync();
-    if (threadIdx.x < 32) part_is_stored(args, shared, s, parity);
+    if (threadIdx.x == 0) announce_part(args.last_launch + slot, job.launch);
     return;
   }
-  if (s.of_two_gangs() && threadIdx.x == 0) {
-    uint32_t* stored = args.counters + 2 * s.owner;
-    wait_for_parts(stored, 1);
-    *stored = 0;
+  float(&sums)[2][kRows] = shared.sum[segment & 1];
+  if (lane % 4 == 0) {
+    sums[group][row] = sum[0];
+    sums[group][row + 8] = sum[1];
   }
   consumers_sync();
   float total[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
-    total[r] = shared.sum[parity][0][row + 8 * r] + shared.sum[parity][1][row + 8 * r];
-  if (s.of_two_gangs()) {
+  for (int r = 0; r < 2; ++r) total[r] = sums[0][row + 8 * r] + sums[1][row + 8 * r];
+  if (uniform(s.of_two_gangs())) {
     // Nothing is under way, but ptxas cannot tell and would serialize all products (C7515).
     wgmma_wait<0>();
-    add_part(args, s, row, o, reference, total);
+    add_part(args, job, row, o, reference, total);
   }
   const float inverse[2] = {total[0] == 0.0f ? 0.0f : 1.0f / total[0],
                             total[1] == 0.0f ? 0.0f : 1.0f / total[1]};
@@ -162,10 +142,9 @@ __device__ __forceinline__ void store_segment(const Args& args, Shared& shared, 
     const int64_t out_row = rows.first + row + 8 * r, at = out_row * kLatent + 256 * group;
     if (args.out_type == OutType::kF32)
       store_row(static_cast<float*>(args.out) + at, r, o, inverse[r], exists);
-    else if (args.out_type == OutType::kBF16)
-      store_row<Bf16>(static_cast<uint16_t*>(args.out) + at, r, o, inverse[r], exists);
     else
-      store_row<Fp16>(static_cast<uint16_t*>(args.out) + at, r, o, inverse[r], exists);
+      store_row(static_cast<uint16_t*>(args.out) + at, r, o, inverse[r], exists,
+                args.out_type == OutType::kBF16);
     if (exists && group == 0 && lane % 4 == 0) args.lse[out_row] = row_lse(reference[r], total[r]);
   }
 }

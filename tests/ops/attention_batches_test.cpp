@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "tests/errors.h"
 #include "tests/ops/attention_implementations.h"
 
 namespace kdt::test {
@@ -19,21 +20,41 @@ AttentionProblem mixed_batch(uint64_t seed, DType kv_dtype, int heads) {
   return a;
 }
 
-// Every implementation is near the CPU's result, with the same bits in `repeats` more calls.
+// Every implementation is near the CPU's result, with the same bits in `repeats` more calls. Those
+// alternate with calls of other queries, whose parts nobody may take for theirs, by the same plan.
 void expect_same_bits(const AttentionProblem& a, int repeats, SharedScratch& scratch) {
   const AttentionResult want = truth(a);
   AttentionCall call(*cuda_backend(), a);
+  std::vector<float> others = a.q;
+  for (float& x : others) x = -x;
   on_each(a, [&](const std::string&, const Backend& backend) {
-    const AttentionResult first = call.run(backend, &scratch);
-    expect_near(a, first, want);
-    for (int i = 0; i < repeats; ++i)
-      ASSERT_TRUE(call.run(backend, &scratch) == first) << "repeat " << i;
+    const std::vector<float>* queries[] = {&others, &a.q};
+    AttentionResult first[2];
+    for (int i = 0; i < 2; ++i) {
+      call.set_queries(*queries[i]);
+      first[i] = call.run(backend, &scratch);
+    }
+    expect_near(a, first[1], want);
+    EXPECT_FALSE(first[0] == first[1]);
+    for (int i = 0; i < repeats; ++i) {
+      call.set_queries(*queries[i % 2]);
+      ASSERT_TRUE(call.run(backend, &scratch, raw_memory || i % 50 == 3) == first[i % 2])
+          << "repeat " << i;
+    }
   });
 }
 
 TEST_F(AttentionImplementations, RepeatsGiveTheSameBits) {
   for (const DType kv : {DType::kBF16, DType::kF8E4M3})
     expect_same_bits(mixed_batch(7, kv, 8), 100, scratch_);
+}
+
+TEST_F(AttentionImplementations, ACallThatNobodyPlannedIsRefused) {
+  const Backend* sm90 = implementation("sm90");
+  if (!sm90) GTEST_SKIP() << "not for this GPU";
+  AttentionCall call(*cuda_backend(), mixed_batch(8, DType::kBF16, 5));
+  expect_error(ErrorCode::kInvalidArgument, "call verify_attention_plan with them first",
+               [&] { call.run(*sm90, nullptr, false); });
 }
 
 // Parts that are nothing but the last two nodes, which most rows do not see.
@@ -52,6 +73,20 @@ TEST_F(AttentionImplementations, ItemsOfTwoGangs) {
         {"parts that few rows see", parts_that_few_rows_see()}}) {
     SCOPED_TRACE(name);
     expect_same_bits(a, 5, scratch_);
+  }
+}
+
+// Every thread block does at most one combine in the batches above.
+TEST_F(AttentionImplementations, ThreadBlocksThatCombineTwice) {
+  const int shapes[][4] = {{15, 33, 4, 1500}, {23, 17, 8, 1000}, {1, 9, 2, 129}};
+  for (const auto& [n_requests, nodes, heads, prefix] : shapes) {
+    SCOPED_TRACE(::testing::Message() << n_requests << " requests of " << nodes << " nodes");
+    Random random(10);
+    AttentionProblem a = mla(heads, DType::kBF16, DType::kBF16, DType::kBF16);
+    a.n_words = 1;
+    for (int b = 0; b < n_requests; ++b)
+      add_request(a, random, prefix, nodes, random_parents(random, nodes, 12));
+    expect_same_bits(a, 6, scratch_);
   }
 }
 

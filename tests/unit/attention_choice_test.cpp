@@ -2,12 +2,12 @@
 // needed.
 #include <gtest/gtest.h>
 
-#include <set>
 #include <string>
 
 #include "base/error.h"
 #include "cuda/ops.h"
 #include "cuda/verify_attention.h"
+#include "tests/errors.h"
 
 namespace kdt::cuda {
 namespace {
@@ -70,17 +70,39 @@ TEST(AttentionChoice, Sm90OnHopperWhereTheScheduleCounts) {
   EXPECT_FALSE(sm90_takes([](auto& p) { p.rows.max_blocks = 1 << 27; }));
 }
 
-TEST(AttentionChoice, EveryWorkspaceHasCountersOfItsOwn) {
-  const auto bank = [](size_t i) {
-    return counter_bank(reinterpret_cast<void*>((uintptr_t{1} << 40) + 256 * i));
+TEST(AttentionChoice, APlanIsForItsRowsAndWorkspace) {
+  char workspaces[2];
+  int32_t lengths[2];
+  VerifyAttentionParams p = good();
+  p.workspace.data = &workspaces[0];
+  const auto refused = [&](const auto& change) {
+    VerifyAttentionParams other = p;
+    change(other);
+    test::expect_error(ErrorCode::kInvalidArgument, "call verify_attention_plan with them first",
+                       [&] { require_plan(other); });
   };
-  std::set<int> banks;
-  for (size_t i = 0; i < 1000; ++i) banks.insert(bank(i));
-  EXPECT_EQ(banks.size(), 1000u);
-  EXPECT_GE(*banks.begin(), 0);
-  EXPECT_LT(*banks.rbegin(), kCounterBanks);
-  EXPECT_EQ(bank(65), bank(65));
-  EXPECT_NE(bank(65), bank(1));
+  refused([](auto&) {});
+  note_plan(p);
+  require_plan(p);
+  refused([&](auto& q) { q.workspace.data = &workspaces[1]; });
+  refused([](auto& q) { ++q.n_heads; });
+  refused([](auto& q) { ++q.rows.n_requests; });
+  refused([](auto& q) { ++q.rows.n_rows; });
+  refused([](auto& q) { ++q.rows.max_blocks; });
+  refused([&](auto& q) { q.rows.row_offset = lengths; });
+  refused([&](auto& q) { q.rows.n_nodes = lengths; });
+  refused([&](auto& q) { q.rows.prefix_len = lengths; });
+  refused([&](auto& q) { q.rows.block_table = lengths; });
+  VerifyAttentionParams another_layer = p;
+  another_layer.scale *= 2;
+  another_layer.kv_pages = another_layer.tail = another_layer.q = another_layer.out = workspaces;
+  require_plan(another_layer);
+  VerifyAttentionParams other = p;
+  other.workspace.data = &workspaces[1];
+  ++other.n_heads;
+  note_plan(other);
+  require_plan(other);
+  require_plan(p);
 }
 
 TEST(GridLimits, AreSaidInTheOpsWords) {

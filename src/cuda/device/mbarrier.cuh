@@ -24,6 +24,14 @@ __device__ __forceinline__ void mbarrier_arrive(MBarrier* barrier) {
                : "memory");
 }
 
+// The same, and `bytes` more are to be copied before the phase ends.
+__device__ __forceinline__ void mbarrier_arrive_expect(MBarrier* barrier, uint32_t bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
 // Whether the phase of `parity` (0 for the first, 1 for the second, ...) has ended; may suspend the
 // thread for a short while.
 __device__ __forceinline__ bool mbarrier_try_wait(MBarrier* barrier, uint32_t parity) {

@@ -1,4 +1,4 @@
-// The bulk tensor copy engine of sm_90: boxes of a 2-D array into shared memory.
+// The bulk copy engine of sm_90: boxes of a 2-D array, and runs of bytes, into shared memory.
 #pragma once
 
 #include <cuda.h>
@@ -48,6 +48,21 @@ __device__ __forceinline__ void tma_load_2d_announced(void* shared, const CUtens
       : "memory");
 }
 
+// Copies `bytes`, a multiple of 16, from global memory at `from` to `shared`, both aligned to 16;
+// they count on `barrier`, to which somebody announces them (mbarrier_arrive_expect()). All lanes
+// call it together, as above.
+__device__ __forceinline__ void bulk_copy(void* shared, const void* from, uint32_t bytes,
+                                          MBarrier* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "@p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n"
+      "}\n" ::"r"(shared_address(shared)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // Asks for the map's box to be brought into the L2.
 __device__ __forceinline__ void tma_prefetch_2d(const CUtensorMap* map, int32_t column,
                                                 int32_t row) {
@@ -55,6 +70,12 @@ __device__ __forceinline__ void tma_prefetch_2d(const CUtensorMap* map, int32_t 
                    reinterpret_cast<uint64_t>(map)),
                "r"(column), "r"(row)
                : "memory");
+}
+
+// Orders the writes to global memory that this thread may read before later reads of the copy
+// engine.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // Orders this thread's ordinary writes to shared memory before later reads and writes of the tensor
