@@ -51,7 +51,7 @@ class BenchRound {
     return {{"draft_topk", [this](Stream s) { draft_topk(backend_, topk_, s); }},
             {"tree_build", [this](Stream s) { tree_build(backend_, build_, s); }},
             {"verify_attention_plan",
-             [this](Stream s) { verify_attention_plan(backend_, attention_, s); }},
+             [this](Stream s) { verify_attention_plan(backend_, layer(0), s); }},
             {"verify_attention", [=, this](Stream s) { attend(n_layers, s); }},
             {"tree_accept", [this](Stream s) { tree_accept(backend_, accept_, s); }},
             {"kv_commit", [this](Stream s) { kv_commit(backend_, commit_, s); }},
@@ -124,12 +124,14 @@ class BenchRound {
   }
 
   void attend(int n_layers, Stream stream) {
+    for (int i = 0; i < n_layers; ++i) verify_attention(backend_, layer(i), stream);
+  }
+
+  VerifyAttentionParams layer(int i) const {
     VerifyAttentionParams p = attention_;
-    for (int i = 0; i < n_layers; ++i) {
-      p.kv_pages = pages_ + size_t{1} * i * p.n_pages * kPageTokens * kWidth;
-      p.tail = tail_ + size_t{1} * i * n_rows_ * kWidth;
-      verify_attention(backend_, p, stream);
-    }
+    p.kv_pages = pages_ + size_t{1} * i * p.n_pages * kPageTokens * kWidth;
+    p.tail = tail_ + size_t{1} * i * n_rows_ * kWidth;
+    return p;
   }
 
   void make_accept() {
