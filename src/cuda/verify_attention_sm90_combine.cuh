@@ -122,23 +122,34 @@ class PartWeights {
   const int n_parts_, threads_, row_, first_;
 };
 
-// Asks for the slices of all parts: a warp for every eighth.
-__device__ __forceinline__ void copy_slices(const Args& args, const Segment& s, const Share& share,
-                                            const CombineScratch& scratch, MBarrier* full) {
-  const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-  const int n = uniform((s.n_parts + kConsumerWarps - 1 - warp) /
-                        kConsumerWarps);  // of this warp, at most 17
-  const int bytes = uniform(share.n_slices * CombineScratch::kSliceBytes);
-  const int slot = s.slot(warp + lane * kConsumerWarps);  // of the lane's part
-  uint8_t* to = scratch.pieces + warp * scratch.pieces_stride;
-  fence_proxy_async_global();
-  if (lane == 0) mbarrier_arrive_expect(full, bytes * n);
+// The copies of the slices of all parts, a warp's for every eighth.
+class SliceCopies {
+ public:
+  __device__ __forceinline__ SliceCopies(const Segment& s, const Share& share,
+                                         const CombineScratch& scratch)
+      : warp_(uniform(threadIdx.x / 32)),
+        n_(uniform((s.n_parts + kConsumerWarps - 1 - warp_) / kConsumerWarps)),
+        bytes_(uniform(share.n_slices * CombineScratch::kSliceBytes)),
+        first_(share.first),
+        slot_(s.slot(warp_ + threadIdx.x % 32 * kConsumerWarps)),
+        step_(kConsumerWarps * scratch.pieces_stride),
+        to_(scratch.pieces + warp_ * scratch.pieces_stride) {}
+
+  __device__ __forceinline__ void start(const Args& args, MBarrier* full) const {
+    fence_proxy_async_global();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive_expect(full, bytes_ * n_);
+    uint8_t* to = to_;
 #pragma unroll 1
-  for (int i = 0; i < n; ++i) {
-    bulk_copy(to, slice_of(args, uniform_from(slot, i), share.first, 0), bytes, full);
-    to += kConsumerWarps * scratch.pieces_stride;
+    for (int i = 0; i < n_; ++i, to += step_)
+      bulk_copy(to, slice_of(args, uniform_from(slot_, i), first_, 0), bytes_, full);
   }
-}
+
+ private:
+  const int warp_, n_, bytes_, first_;  // n_: at most 17
+  const int slot_;                      // of the lane's part
+  const int step_;
+  uint8_t* const to_;
+};
 
 // Sums the slices of all parts. A warp sums a slice. Where slices are few, `split` warps do one:
 // each takes a share of its lanes' elements, and its own lanes take every `split`-th part and add
@@ -200,10 +211,11 @@ __device__ __forceinline__ bool combine(const Args& args, const Job& job, Shared
   if (share.n_slices == 0) return false;
   const CombineScratch scratch(shared, share);
   const PartWeights weights(share, scratch, s.n_parts);
+  const SliceCopies copies(s, share, scratch);
   if (threadIdx.x < s.n_parts) wait_for_part(args.last_launch + s.slot(threadIdx.x), job.launch);
   consumers_sync();
   weights.copy(args, s);
-  copy_slices(args, s, share, scratch, &shared.slices_full);
+  copies.start(args, &shared.slices_full);
   wait_for_copies<0>();
   weights.compute(args, job);
   mbarrier_wait(&shared.slices_full, n & 1);

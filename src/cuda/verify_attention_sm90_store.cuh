@@ -116,7 +116,8 @@ __device__ __forceinline__ void store_segment(const Args& args, Shared& shared, 
     const int slot = s.slot(s.part);
     store_part(args, slot, row, o, reference, sum);
     consumers_sync();
-    if (threadIdx.x == 0) announce_part(args.last_launch + slot, job.launch);
+    // By the last warp: it takes long, and the first ones wait for the parts of all.
+    if (threadIdx.x == kConsumerThreads - 1) announce_part(args.last_launch + slot, job.launch);
     return;
   }
   float(&sums)[2][kRows] = shared.sum[segment & 1];
