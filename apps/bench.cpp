@@ -45,7 +45,7 @@ void add_flags(CLI::App& app, BenchFlags* flags) {
       ->type_name("DIR")
       ->check(not_empty())
       ->group("Ops");
-  app.add_option("--op", o.ops, "Only this op; repeat for more")
+  app.add_option("--op", o.ops, "Only this op; repeat for more (a wrong NAME lists all)")
       ->type_name("NAME")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)

@@ -108,7 +108,7 @@ class PartWeights {
     }
   }
 
-  // Written by the sharer whose share begins or contains the first slice of the row's quarter.
+  // Written by the sharer whose share contains the first slice of the row's quarter.
   __device__ __forceinline__ void store_lse(const Args& args, const Job& job, float reference,
                                             float sum) const {
     const int row = share_.row0 + row_, slice = row / 16 * 32 - share_.first;
