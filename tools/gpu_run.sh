@@ -95,7 +95,7 @@ run_sanitizer() {
   start memcheck memcheck "$all"
   KDT_TEST_UNWRITTEN=1 start initcheck initcheck "$all"
   KDT_TEST_UNWRITTEN=1 start initcheck initcheck_probe $probe
-  start synccheck synccheck "$all" --num-cuda-barriers 100000  # 38 in each of 132 thread blocks
+  start synccheck synccheck "$all" --num-cuda-barriers 100000  # 39 in each of 132 thread blocks
   start racecheck racecheck_topk $topk
   start racecheck racecheck_others "$rest"
   start racecheck racecheck_attention $attention --kernel-name-exclude kns=sm90
