@@ -94,12 +94,12 @@ VerifyAttentionParams AttentionPool::problem(const AttentionBatch& batch,
   const size_t bytes = verify_attention_workspace(*cuda_backend(), p);
   if (workspace_.bytes < bytes) workspace_ = data_.workspace(bytes);
   p.workspace = workspace_;
+  verify_attention_plan(backend_, p);
   return p;
 }
 
 double AttentionPool::check(const VerifyAttentionParams& p, const AttentionBatch& batch,
                             int32_t first) {
-  verify_attention_plan(backend_, p);
   verify_attention(backend_, p);
   const Backend& exact = *cuda_backend_with_attention("simt");
   const auto n_queries = static_cast<size_t>(p.rows.n_rows) * p.n_heads;

@@ -37,7 +37,7 @@ class AttentionPool {
  public:
   AttentionPool(const Backend& backend, DType dtype, const std::vector<AttentionBatch>& batches);
 
-  // Rows of the requests are most_nodes() apart.
+  // Rows of the requests are most_nodes() apart. Planned, until the next problem is.
   VerifyAttentionParams problem(const AttentionBatch& batch, const AttentionVariant& variant);
 
   // Runs the problem once. The first nodes of request `first` and those after it against the same
