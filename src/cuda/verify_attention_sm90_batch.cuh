@@ -18,8 +18,8 @@ __device__ inline float reciprocal(float x) {
 }
 #endif
 
-// Divisions are most of what it takes to find a segment, and the general one is slow. a / b for 0
-// <= a < 2^21:
+// Divisions are most of what it takes to find a segment, and the general one is slow. This is a / b
+// for 0 <= a < 2^21:
 __host__ __device__ inline int quotient(int a, int b) {
 #ifdef __CUDA_ARCH__
   return static_cast<int>((static_cast<float>(a) + 0.5f) * reciprocal(static_cast<float>(b)));

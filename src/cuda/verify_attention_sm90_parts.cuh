@@ -14,8 +14,8 @@ __device__ __forceinline__ void consumers_sync() {
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-// Tells that launch number `launch` has stored a part. One thread, behind a barrier of
-// all that stored it.
+// Tells that launch number `launch` has stored a part. One thread, behind a barrier of all that
+// stored it.
 __device__ __forceinline__ void announce_part(uint32_t* last_launch, uint32_t launch) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(last_launch)),
                "r"(launch)

@@ -78,6 +78,16 @@ __device__ __forceinline__ int load_pages(const PlanArgs& args, const Job& job, 
   return at < end ? __ldg(table + at) : 0;
 }
 
+// The row of the first key of a key block: in the pages if it is one of the prefix, else number
+// `tail` of the tail's.
+__device__ __forceinline__ int key_row(const Job& job, bool in_prefix, int tail, int page) {
+  return in_prefix ? page * kKeys : job.row_offset + tail * kKeys;
+}
+
+__device__ __forceinline__ int query_row(const PlanArgs& args, const Job& job) {
+  return job.row_offset * args.lengths.n_heads + job.segment.item * kRows;
+}
+
 // The plan of thread block `blockIdx.x` of the attention kernel, by one warp.
 __device__ __forceinline__ void make_plan(const PlanArgs& args) {
   const int lane = threadIdx.x % 32;
@@ -100,8 +110,8 @@ __device__ __forceinline__ void make_plan(const PlanArgs& args) {
   if (lane == 0) {
     plan.first = job;
     plan.in_prefix = tail < 0;
-    plan.key_row = tail < 0 ? page * kKeys : job.row_offset + tail * kKeys;
-    plan.query_row = job.row_offset * args.lengths.n_heads + job.segment.item * kRows;
+    plan.key_row = key_row(job, tail < 0, tail, page);
+    plan.query_row = query_row(args, job);
     plan.cursor = cursor;
     plan.totals = totals;
     plan.gangs = gangs;

@@ -83,7 +83,7 @@ class Producer {
     const Segment& s = job.segment;
     const int n_prefix_blocks = prefix_blocks(job);
     int pages = 0;
-    const int q_row = uniform(job.row_offset * args_.lengths.n_heads + s.item * kRows);
+    const int q_row = uniform(query_row(args_, job));
     const int n_blocks = uniform(s.n_blocks);
     const int items = args_.lengths.items_of(job.n_nodes);
     if (segment_ > 0 && lane_ < kWidthTiles) tma_prefetch_2d(&args_.q_map, lane_ * 64, q_row);
@@ -97,8 +97,7 @@ class Producer {
       const int key_block = s.first_block + i;
       const bool in_prefix = uniform(key_block < n_prefix_blocks) != 0;
       const CUtensorMap* map = in_prefix ? &args_.pages_map : &args_.tail_map;
-      const int row = uniform(in_prefix ? page * kKeys
-                                        : job.row_offset + (key_block - n_prefix_blocks) * kKeys);
+      const int row = uniform(key_row(job, in_prefix, key_block - n_prefix_blocks, page));
       const int bytes = i == 0 ? 2 * kTileBytes : kTileBytes;  // of a tile of keys, and of queries
       if (block_ > 0) {                                        // start() has copied the first one
         if (uniform(block_ & 1) == 0)

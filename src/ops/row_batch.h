@@ -17,8 +17,8 @@ struct Stream {
 inline constexpr size_t kWorkspaceAlignment = 16;  // bytes
 
 // Scratch memory of one op call (of verify_attention: from its plan to the last call that uses it),
-// allocated at plan time: sizes come from `<op>_workspace`. Calls
-// that may run at the same time need one each.
+// allocated at plan time: sizes come from `<op>_workspace`. Calls that may run at the same time
+// need one each.
 struct Workspace {
   void* data = nullptr;
   size_t bytes = 0;
